@@ -2,8 +2,8 @@
 
 All weights that fit are kept. Then each new attention alone learns the output of the old one, given
 the old one's input. After that the whole backbone learns the old maps, and a classifier the old
-logits. The images are those of the config's train_dataloader; labels are not used. An interrupted
-run goes on from its last state.
+logits. The images are those of the config's train_dataloader; labels are used by --loss task alone.
+An interrupted run goes on from its last state.
 
 A hybrid keeps some blocks of softmax: those of --keep-blocks, or those whose loss does the most
 harm, which is measured block by block (--keep), or as many of these as a budget of time allows
@@ -18,7 +18,10 @@ Examples:
       --options num_landmarks=16 --layer-steps 2000 --whole-steps 4000 --lr 5e-4
   python tools/linearize.py CONFIG timm://vit_small_patch14_dinov2 --backbone-only \\
       --attention AgentAttention --budget 0.6 --size 1024
-"""
+  python tools/linearize.py CONFIG CHECKPOINT --attention AgentAttention:0-3 --attention InLineAttention:4-8 \\
+      --options AgentAttention.num_landmarks=49 --loss task
+  bash tools/torchrun.sh 8 tools/linearize.py CONFIG CHECKPOINT --attention FLattenAttention --launcher pytorch
+"""  # noqa: E501
 
 import hashlib
 import shlex
@@ -27,6 +30,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from mmengine import dist
 from mmengine.config import Config, DictAction
 from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
@@ -42,9 +46,12 @@ from mmlaplace.commands.command_line import (
     write_json,
 )
 from mmlaplace.commands.terminal import command
+from mmlaplace.commands.toolbox_scripts import end_process_groups
 from mmlaplace.lab.figures import new_figure, save
 from mmlaplace.linearizing import (
+    LOSSES,
     Schedule,
+    attention_plan,
     check_budget,
     check_keep,
     choose_measured,
@@ -56,7 +63,8 @@ from mmlaplace.linearizing import (
     softmax_blocks,
     softmax_places,
 )
-from mmlaplace.linearizing.hybrids import LEARN, MEASURE
+from mmlaplace.linearizing.hybrids import LEARN, MEASURE, of_first_process
+from mmlaplace.linearizing.losses import images_of
 from mmlaplace.model_zoo import build_model
 from mmlaplace.writing import whole_file
 
@@ -66,15 +74,23 @@ def parse_arguments():
     parser.add_trained_model('classifier, detector or segmentor with softmax')
     parser.add_argument('--backbone-only', action='store_true',
                         help='for a checkpoint without a head, such as DINOv2')  # fmt: skip
-    parser.add_argument('--attention', required=True, metavar='NAME',
-                        help='the new one, such as FLattenAttention')  # fmt: skip
+    parser.add_argument('--attention', required=True, metavar='NAME[:BLOCKS]', action='append',
+                        help='the new one, such as FLattenAttention, or AgentAttention:0-3,5; '
+                             'repeat it for several, and other blocks stay')  # fmt: skip
     parser.add_argument('--options', nargs='+', action=DictAction, default={},
-                        metavar='KEY=VALUE', help='of the new attention')  # fmt: skip
+                        metavar='KEY=VALUE', help='of the new attention; NAME.KEY=VALUE of one of '
+                                                  'several')  # fmt: skip
     default = Schedule()
-    for name in ('layer_steps', 'whole_steps', 'lr'):
+    for name in ('layer_steps', 'whole_steps', 'lr', 'loss_weight'):
         value = getattr(default, name)
         parser.add_argument(f'--{name.replace("_", "-")}', type=type(value), default=value,
                             help='default: %(default)s')  # fmt: skip
+    parser.add_argument('--loss', choices=LOSSES, default=default.loss,
+                        help='outputs of attentions, or of blocks, before maps and logits; or the '
+                             'task with labels + loss-weight x attentions')  # fmt: skip
+    parser.add_argument('--accumulate', type=positive, default=1, metavar='BATCHES',
+                        help='of a step; default: %(default)s')  # fmt: skip
+    parser.add_argument('--amp', action='store_true', help='train in bf16 or fp16')
     kept = parser.add_mutually_exclusive_group()
     kept.add_argument('--keep', type=positive, metavar='N',
                       help='blocks of softmax that stay, by the measured harm')  # fmt: skip
@@ -88,18 +104,25 @@ def parse_arguments():
                         help='before a harm is measured; default: %(default)s')  # fmt: skip
     parser.add_argument('--seed', type=int, default=0, help='default: %(default)s')
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
+    parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none',
+                        help='of several processes')  # fmt: skip
     parser.add_argument('--work-dir', type=Path, help='default: work_dirs/CONFIG_NAME')
     args = parser.parse_args()
     options = Config()
     options.merge_from_dict(args.options)  # names with dots become dicts
     args.options = options.to_dict()
+    args.names = [each.partition(':')[0] for each in args.attention]
     if args.work_dir is None:
-        args.work_dir = Path('work_dirs', f'{Path(args.config).stem}_{args.attention}')
+        args.work_dir = Path('work_dirs', '_'.join([Path(args.config).stem, *args.names]))
     if min(args.layer_steps, args.whole_steps, args.search_steps) < 0 or args.lr <= 0:
         parser.error(
             f'steps must not be negative and --lr must be positive, got {args.layer_steps}, '
             f'{args.whole_steps}, {args.search_steps} and {args.lr}'
         )
+    if args.backbone_only and args.loss == 'task':
+        parser.error('--loss task needs a head; take another --loss, or no --backbone-only')
+    if args.keep_blocks and any(':' in each for each in args.attention):
+        parser.error('--attention NAME:BLOCKS says which blocks stay; leave out --keep-blocks')
     if args.size and args.keep is None and args.budget is None:
         parser.error(f'--size {args.size} is for --keep or --budget; give one of them too')
     if args.budget is not None:
@@ -112,10 +135,9 @@ def parse_arguments():
 
 def swapped(cfg, old, args, keep=()):
     """The config and the model of a new attention, and the names of the attentions that differ."""
-    new_cfg = Config(cfg.to_dict())
-    backbone = linear_config(
-        cfg.model.backbone.to_dict(), old.backbone, args.attention, args.options, keep
-    )
+    new_cfg, places = Config(cfg.to_dict()), softmax_places(old.backbone)
+    plan = attention_plan(list(places), args.attention, args.options)
+    backbone = linear_config(cfg.model.backbone.to_dict(), old.backbone, plan, keep=keep)
     init_cfg = backbone.get('init_cfg')
     if isinstance(init_cfg, dict) and init_cfg.get('type') == 'Pretrained':
         del backbone['init_cfg']  # the weights with softmax
@@ -128,8 +150,8 @@ def swapped(cfg, old, args, keep=()):
     new.init_weights()
     if args.backbone_only:
         new.head = None
-    places = softmax_places(old.backbone)
-    return new_cfg, new, {place: i for place, i in places.items() if place not in keep}
+    swaps = {place: i for place, i in places.items() if place in plan and place not in keep}
+    return new_cfg, new, swaps
 
 
 def take_over(new, old, linear):
@@ -140,16 +162,16 @@ def take_over(new, old, linear):
     return keep_weights(new.backbone, old.backbone, linear).share
 
 
-def hybrid(args, cfg, old, new, batches, settings):
+def hybrid(args, cfg, old, new, places, batches, settings):
     """As :func:`swapped`, with the blocks of softmax that --keep or --budget asks for."""
-    places, backbone = list(softmax_places(old.backbone)), old.backbone.eval()
+    places, backbone = list(places), old.backbone.eval()
     sides = (args.size, args.size) if args.size else backbone.img_size
     channels, device = cfg.model.backbone.get('in_channels', 3), torch.device(args.device)
     sample = torch.randn(1, channels, *sides, device=device)
     found = measure_blocks(
         new.backbone.eval(), backbone, places,
-        lambda: list(islice(batches(0), LEARN + MEASURE)), sample, args.work_dir / 'blocks.json',
-        settings, args.search_steps, args.lr,
+        lambda: list(map(images_of, islice(batches(0), LEARN + MEASURE))), sample,
+        args.work_dir / 'blocks.json', settings, args.search_steps, args.lr, amp=args.amp,
     )  # fmt: skip
     made = {}
 
@@ -159,21 +181,28 @@ def hybrid(args, cfg, old, new, batches, settings):
         parts = dict(softmax=backbone, hybrid=new.backbone.eval())
         jobs = {name: model_job(part, sample, False) for name, part in parts.items()}
         seconds = {name: median(runs) for name, runs in interleave(jobs, 9, device).items()}
-        return seconds['hybrid'] / seconds['softmax']
+        return of_first_process(seconds['hybrid'] / seconds['softmax'])
 
     plan, measured = choose_measured(**found, measure=time_of, keep=args.keep, budget=args.budget)
-    numbers = [places.index(place) for place in plan.keep]
-    write_json(
+    softmax = softmax_places(old.backbone)
+    numbers = [n for n, place in enumerate(softmax) if place not in plan.linear]
+    dist.master_only(write_json)(
         args.work_dir / 'hybrid.json',
         dict(keep_blocks=numbers, measured_time=measured, size=sides, **plan._asdict(), **found),
     )
-    draw_front(plan, sides, args.work_dir / 'hybrid.png')
-    print(
+    dist.master_only(draw_front)(plan, sides, args.work_dir / 'hybrid.png')
+    say(
         f'softmax stays in the blocks {numbers}; at {sides[0]} x {sides[1]} pixels the time is '
         f"{plan.time:.3f} of the softmax model's by the sum of the blocks, and {measured:.3f} as "
         'measured'
     )
     return made[tuple(plan.keep)]
+
+
+@dist.master_only
+def say(text):
+    """Print, in the first of several processes."""
+    print(text)
 
 
 def draw_front(plan, sides, path):
@@ -192,6 +221,10 @@ def draw_front(plan, sides, path):
 
 def main() -> None:
     parser, args = parse_arguments()
+    if args.launcher != 'none' and args.device == 'cpu':
+        torch.distributed.init_process_group('gloo')  # as mmengine would ask for a GPU
+    elif args.launcher != 'none':
+        dist.init_dist(args.launcher)
     out = args.work_dir / 'linearized.pth'
     if out.exists():
         parser.error(f'{out} is there already; remove it, or take another --work-dir')
@@ -202,14 +235,15 @@ def main() -> None:
     old = build_model(cfg)
     settings = dict(config_sha256=content, attention=args.attention, options=args.options,
                     seed=args.seed)  # fmt: skip
-    schedule = Schedule(args.layer_steps, args.whole_steps, args.lr)
+    schedule = Schedule(**{name: getattr(args, name, value) for name, value in
+                           Schedule()._asdict().items()})  # fmt: skip
     state = args.work_dir / 'state.pth'
     try:
         places = list(softmax_places(old.backbone))
         keep = softmax_blocks(places, args.keep_blocks or ())
-        if args.keep is not None:
-            check_keep(args.keep, len(places))
         new_cfg, new, linear = swapped(cfg, old, args, keep)
+        if args.keep is not None:
+            check_keep(args.keep, len(linear))
     except (TypeError, ValueError, UnsafeCheckpointError) as error:
         parser.error(str(error))
     if args.backbone_only:
@@ -224,20 +258,25 @@ def main() -> None:
     try:
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             loader = Runner.build_dataloader(cfg.train_dataloader, seed=args.seed)
-        batches = image_batches(old, loader)
+        batches = image_batches(old, loader, labels=args.loss == 'task')
         new, old = new.to(args.device), old.to(args.device)
         if args.keep or args.budget:
-            new_cfg, new, linear = hybrid(args, cfg, old, new, batches, settings)
+            new_cfg, new, linear = hybrid(args, cfg, old, new, linear, batches, settings)
             share = take_over(new, old, linear)
-        print(
-            f'{args.attention} takes {len(linear)} of {len(places)} places of softmax; '
+        takes = 'take' if args.names[1:] else 'takes'
+        say(
+            f'{" and ".join(args.names)} {takes} {len(linear)} of {len(places)} places of softmax; '
             f"{100 * share:.1f} % of the backbone's parameters are kept"
         )
         settings.update(config=args.config, checkpoint=args.checkpoint, linear=list(linear),
                         **schedule._asdict())  # fmt: skip
+        if dist.is_distributed():
+            torch.manual_seed(args.seed + dist.get_rank())  # or all would drop the same paths
         done = distill(new, old, linear, batches, schedule, state, settings)
     except (ValueError, FloatingPointError) as error:
         parser.error(str(error))
+    if not dist.is_main_process():
+        return end_process_groups()
     weights = new.cpu().state_dict()
     if args.backbone_only:
         weights = {name: value for name, value in weights.items() if name.startswith('backbone.')}
@@ -254,6 +293,7 @@ def main() -> None:
     config = str(args.work_dir / 'linearized.py')
     tool, model = ('train.py', [config]) if args.backbone_only else ('test.py', [config, str(out)])
     print(command(Path(__file__).absolute().with_name(tool), shlex.join(model)))
+    end_process_groups()
 
 
 if __name__ == '__main__':

@@ -1,6 +1,6 @@
 """Linearize a trained backbone: another attention takes the place of softmax, and imitates it."""
 
-from .distilling import Schedule, distill, fit, image_batches, layer_loss, whole_loss
+from .distilling import Schedule, distill, fit, image_batches
 from .hybrids import (
     Plan,
     block_costs,
@@ -11,12 +11,22 @@ from .hybrids import (
     harm_of,
     measure_blocks,
 )
-from .swapping import Kept, keep_weights, linear_config, softmax_blocks, softmax_places
+from .losses import LOSSES, layer_loss, task_loss, whole_loss
+from .swapping import (
+    Kept,
+    attention_plan,
+    keep_weights,
+    linear_config,
+    softmax_blocks,
+    softmax_places,
+)
 
 __all__ = [
+    'LOSSES',
     'Kept',
     'Plan',
     'Schedule',
+    'attention_plan',
     'block_costs',
     'check_budget',
     'check_keep',
@@ -32,5 +42,6 @@ __all__ = [
     'measure_blocks',
     'softmax_blocks',
     'softmax_places',
+    'task_loss',
     'whole_loss',
 ]

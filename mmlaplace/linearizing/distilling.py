@@ -3,7 +3,6 @@
 import hashlib
 import math
 import time
-from contextlib import contextmanager
 from functools import partial
 from io import BytesIO
 from itertools import islice
@@ -12,12 +11,14 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Op
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
+from mmengine import dist
 from mmengine.dataset import InfiniteSampler
+from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from rich.progress import track
 from torch import Tensor
 
 from ..writing import write_whole
+from .losses import LOSSES, blocks_of, layer_loss, task_loss, whole_loss
 
 WARM_UP = 0.1  # share of the steps
 EVERY = 50  # steps between two losses of the log, and two states on disk
@@ -33,103 +34,28 @@ class Schedule(NamedTuple):
             logits. Default: 500.
         lr: Largest learning rate. Default: 1e-3.
         weight_decay: Of the matrices. Default: 0.05.
+        accumulate: Batches of a step, whose gradients are averaged. Default: 1.
+        amp: Whether losses are computed under autocast: to bf16, and to fp16 with a scaled loss on
+            a GPU without bf16. Default: False.
+        loss: What is learned. ``'attention'`` (default): first the outputs of the attentions, then
+            maps and logits. ``'block'``: first the outputs of the whole blocks, whose other weights
+            are trained too. ``'task'``: after the attentions, the whole model learns its own loss
+            with labels, and beside it the outputs of the attentions.
+        loss_weight: Weight of the attentions in ``'task'``. Default: 50, as in arXiv 2609.35745,
+            whose errors need not have our units.
+
+    Raises:
+        ValueError: By :func:`distill`, for an unknown loss.
     """
 
     layer_steps: int = 500
     whole_steps: int = 500
     lr: float = 1e-3
     weight_decay: float = 0.05
-
-
-def relative_error(out: Tensor, wanted: Tensor) -> Tensor:
-    """Mean squared error, in units of the mean square of what is wanted."""
-    out, wanted = out.float(), wanted.float()
-    return F.mse_loss(out, wanted) / wanted.square().mean().clamp(min=1e-12)
-
-
-def layer_loss(new: nn.Module, old: nn.Module, places: Iterable[str], images: Tensor) -> Tensor:
-    """Mean over the attentions of the relative error, given the old attention's inputs.
-
-    .. math:: \\frac{1}{L} \\sum_l \\frac{\\lVert f_l(x_l) - y_l \\rVert^2}{\\lVert y_l \\rVert^2}
-
-    Args:
-        new, old: The backbones.
-        places: Names of the L attentions that differ.
-        images: Input of the backbones ``(B, C, H, W)``.
-    """
-    with calls_recorded(old, places) as calls, torch.no_grad():
-        old(images)
-    losses = [replay_loss(new.get_submodule(place), *call) for place, call in calls.items()]
-    return torch.stack(losses).mean()
-
-
-def replay(attention: Any, arguments: tuple, options: dict) -> Tensor:
-    """The output of an attention, given another one's call. One without masks gets no mask."""
-    if 'mask' in options and not getattr(attention, 'accepts_mask', False):
-        options = {}
-    return attention(*arguments, **options)
-
-
-def replay_loss(attention: Any, arguments: tuple, options: dict, wanted: Tensor) -> Tensor:
-    """The relative error of an attention, given another one's call and its result."""
-    return relative_error(replay(attention, arguments, options), wanted)
-
-
-@contextmanager
-def calls_recorded(module: nn.Module, places: Iterable[str]) -> Iterator[Dict[str, tuple]]:
-    """A context that fills a dict: arguments, options and result of each submodule's call."""
-    calls: Dict[str, tuple] = {}
-
-    def record(place: str) -> Callable:
-        def hook(part: nn.Module, arguments: tuple, options: dict, out: Tensor) -> None:
-            calls[place] = (arguments, options, out)
-
-        return hook
-
-    hooks = [
-        module.get_submodule(place).register_forward_hook(record(place), with_kwargs=True)
-        for place in places
-    ]
-    try:
-        yield calls
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def whole_loss(new: Any, old: Any, images: Tensor) -> Tensor:
-    """Relative error of the backbone's maps, and of a classifier also the divergence of the logits.
-
-    Args:
-        new, old: The models. A classifier has a ``head``, which takes the maps, or what its
-            ``neck`` makes of them.
-        images: Input of the backbones ``(B, C, H, W)``.
-    """
-    with torch.no_grad():
-        wanted = old.backbone(images)
-        target = logits(old, wanted)
-    maps = new.backbone(images)
-    loss = maps_loss(maps, wanted)
-    found = logits(new, maps)
-    if found is not None and target is not None:
-        loss = loss + F.kl_div(
-            found.float().log_softmax(-1), target.float().log_softmax(-1),
-            reduction='batchmean', log_target=True,
-        )  # fmt: skip
-    return loss
-
-
-def maps_loss(maps: Iterable[Tensor], wanted: Iterable[Tensor]) -> Tensor:
-    """Mean of the relative errors of a backbone's maps."""
-    return torch.stack([relative_error(*pair) for pair in zip(maps, wanted)]).mean()
-
-
-def logits(model: Any, maps: Any) -> Optional[Tensor]:
-    """The logits ``(B, classes)`` of a classifier's maps. None for another model."""
-    if getattr(model, 'head', None) is None:
-        return None
-    neck = getattr(model, 'neck', None)
-    return model.head(maps if neck is None else neck(maps))
+    accumulate: int = 1
+    amp: bool = False
+    loss: str = 'attention'
+    loss_weight: float = 50.0
 
 
 def fit(
@@ -145,15 +71,16 @@ def fit(
 ) -> Dict[str, Any]:
     """Minimise a loss by AdamW, whose rate rises in a tenth of the steps and falls by a cosine.
 
-    Gradients are clipped to a norm of 1. Vectors have no weight decay.
+    Gradients are averaged over the processes, if there are several, and clipped to a norm of 1.
+    Vectors have no weight decay.
 
     Args:
         module: What is trained, for its weights in the state.
         parameters: The parameters to train.
         loss_of: Gives the loss of a batch.
-        batches: Gives the batches from a step on, without an end.
+        batches: Gives the batches from one of a number on, without an end.
         steps: Number of steps.
-        schedule: The rate and the decay.
+        schedule: The rate, the decay, ``accumulate`` and ``amp``.
         state: What ``save`` was given in an earlier run, to go on from there. Default: none.
         save: Called every 50 steps with ``step``, ``losses``, ``seconds``, ``module`` and
             ``optimizer``. Default: none.
@@ -170,21 +97,32 @@ def fit(
         dict(params=[p for p in parameters if p.dim() <= 1], weight_decay=0.0),
     ]
     optimizer = torch.optim.AdamW([group for group in groups if group['params']], schedule.lr)
+    device = parameters[0].device
+    half = half_dtype(device)
+    make = AmpOptimWrapper if schedule.amp and half == torch.float16 else OptimWrapper
+    wrapper = make(optimizer=optimizer, accumulative_counts=schedule.accumulate,
+                   clip_grad=dict(max_norm=1.0))  # fmt: skip
     first, losses, before = 0, [], 0.0
     if state is not None:
         first, losses, before = state['step'], list(state['losses']), state['seconds']
         module.load_state_dict(state['module'])
-        optimizer.load_state_dict(state['optimizer'])
-    start, recent, following = time.process_time(), [], batches(first)
-    for step in track(range(first, steps), title, transient=True):
+        wrapper.load_state_dict(state['optimizer'])
+    start, recent, following = time.process_time(), [], batches(first * schedule.accumulate)
+    shown = dist.is_main_process()
+    for step in track(range(first, steps), title, transient=True, disable=not shown):
         for group in optimizer.param_groups:
             group['lr'] = schedule.lr * rate(step, steps)
-        loss = loss_of(next(following))
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        recent.append(loss.item())
+        wrapper.zero_grad()
+        recent.append(0.0)
+        for _ in range(schedule.accumulate):
+            with torch.autocast(device.type, half, enabled=schedule.amp):
+                loss = wrapper.scale_loss(loss_of(next(following)))
+            wrapper.backward(loss)
+            recent[-1] += loss.item()
+        # Not by DDP: a layer's loss calls parts of the model, and no forward of the whole.
+        grads = [p.grad for p in parameters if p.grad is not None]
+        dist.all_reduce_params(grads, op='mean')
+        wrapper.step()
         if not math.isfinite(recent[-1]):
             raise FloatingPointError(
                 f'the loss is {recent[-1]} in step {step}; lower the learning rate, {schedule.lr}'
@@ -195,8 +133,14 @@ def fit(
             seconds = before + time.process_time() - start
             if save is not None:
                 made = dict(step=step + 1, losses=losses, seconds=seconds)
-                save(dict(made, module=module.state_dict(), optimizer=optimizer.state_dict()))
+                save(dict(made, module=module.state_dict(), optimizer=wrapper.state_dict()))
     return dict(losses=losses, seconds=round(before + time.process_time() - start, 1))
+
+
+def half_dtype(device: torch.device) -> torch.dtype:
+    """The dtype of autocast on a device: bf16, or fp16 on a GPU without it."""
+    without = device.type == 'cuda' and not torch.cuda.is_bf16_supported()
+    return torch.float16 if without else torch.bfloat16
 
 
 def rate(step: int, steps: int) -> float:
@@ -219,49 +163,58 @@ def distill(
 ) -> Dict[str, dict]:
     """Train a new backbone to imitate an old one: layer by layer, then as a whole.
 
-    The head of the new model is not trained.
+    The head of the new model is trained by ``loss='task'`` alone. Of several processes, the first
+    writes.
 
     Args:
         new, old: The models, with a ``backbone`` each. The old one does not change.
         places: Names of the attentions that differ, in both backbones.
-        batches: Gives the images ``(B, C, H, W)`` for the backbones from a step on, without an end.
-        schedule: Steps and learning rate.
+        batches: Gives the images ``(B, C, H, W)`` for the backbones, or for ``loss='task'`` batches
+            with labels, from one of a number on, without an end. See :func:`image_batches`.
+        schedule: Steps, learning rate and losses.
         state_file: File in which the state is kept, and from which a run goes on. Default: none.
-        settings: What a state must have been made with, beside the weights of ``old``. Default:
-            none.
+        settings: What a state must have been made with, beside the schedule, the number of
+            processes and the weights of ``old``. Default: none.
         watch: Called with what ``save`` of :func:`fit` is given, as often. Default: none.
 
     Returns:
         For each phase the result of :func:`fit`.
 
     Raises:
-        ValueError: If ``state_file`` was made with other settings, or from another old model.
+        ValueError: If ``state_file`` was made with other settings, or from another old model, and
+            for an unknown loss.
     """
     places = list(places)
+    if schedule.loss not in LOSSES:
+        raise ValueError(f'the loss must be one of {LOSSES}, got {schedule.loss!r}')
     old.eval().requires_grad_(False)
-    settings = dict(settings or {}, weights_sha256=weights_sha256(old))
+    settings = dict(settings or {}, **schedule._asdict(), processes=dist.get_world_size(),
+                    weights_sha256=weights_sha256(old))  # fmt: skip
     kept = read_state(state_file, settings)
     done: Dict[str, dict] = dict(kept.get('done', {}))
+    names = blocks_of(places) if schedule.loss == 'block' else places
+    layers = [new.backbone.get_submodule(name) for name in names]
+    layers_loss = partial(layer_loss, new.backbone, old.backbone, names)
+    whole = ([new.backbone], partial(whole_loss, new, old))
+    if schedule.loss == 'task':
+        whole = ([new], partial(task_loss, new, old, places, schedule.loss_weight))
     phases = (
-        ('layers', schedule.layer_steps, partial(layer_loss, new.backbone, old.backbone, places)),
-        ('whole', schedule.whole_steps, partial(whole_loss, new, old)),
+        ('layers', schedule.layer_steps, layers, layers_loss),
+        ('whole', schedule.whole_steps, *whole),
     )
-    for phase, steps, loss_of in phases:
+    for phase, steps, parts, loss_of in phases:
         if phase in done:
             continue
         new.eval()
-        parts = [new.backbone.get_submodule(p) for p in places] if phase == 'layers' else []
-        for part in parts or [new.backbone]:
+        for part in parts:
             part.train()
-        parameters = [
-            p for part in parts or [new.backbone] for p in part.parameters() if p.requires_grad
-        ]
+        parameters = [p for part in parts for p in part.parameters() if p.requires_grad]
         state = kept.get('state') if kept.get('phase') == phase else None
 
         def save(state: dict, phase: str = phase) -> None:
             if watch is not None:
                 watch(state)
-            if state_file is not None:
+            if state_file is not None and dist.is_main_process():
                 write_state(
                     state_file, dict(settings=settings, phase=phase, done=done, state=state)
                 )
@@ -312,12 +265,14 @@ def write_state(path: Path, content: Dict[str, Any]) -> None:
     write_whole(path, file.getvalue())
 
 
-def image_batches(model: Any, loader: Any) -> Callable[[int], Iterator[Tensor]]:
+def image_batches(model: Any, loader: Any, labels: bool = False) -> Callable[[int], Iterator]:
     """What :func:`distill` takes: the images of a data loader, as the model normalises them.
 
     Args:
         model: A model with a ``data_preprocessor``.
         loader: The data loader, whose passes are shuffled anew.
+        labels: Whether to give whole batches, with ``data_samples`` beside ``inputs``. Default:
+            False, only the images.
 
     Raises:
         ValueError: If the loader has no batch.
@@ -339,9 +294,10 @@ def image_batches(model: Any, loader: Any) -> Callable[[int], Iterator[Tensor]]:
     # InfiniteSampler can be iterated only once, so all calls share its iterator.
     endless = passes(0) if isinstance(loader.sampler, InfiniteSampler) else None
 
-    def batches(step: int) -> Iterator[Tensor]:
+    def batches(step: int) -> Iterator:
         following = passes(step) if endless is None else islice(endless, step, None)
         for data in following:
-            yield model.data_preprocessor(data, True)['inputs']
+            batch = model.data_preprocessor(data, True)
+            yield batch if labels else batch['inputs']
 
     return batches

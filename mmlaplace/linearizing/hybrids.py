@@ -22,19 +22,13 @@ from typing import (
 
 import torch
 import torch.nn as nn
+from mmengine import dist
 from torch import Tensor
 
 from ..analysis.measuring import describe_machine, interleave
 from ..writing import write_whole
-from .distilling import (
-    Schedule,
-    calls_recorded,
-    fit,
-    maps_loss,
-    replay,
-    replay_loss,
-    weights_sha256,
-)
+from .distilling import Schedule, fit, half_dtype, weights_sha256
+from .losses import calls_recorded, maps_loss, replay, replay_loss
 
 LEARN, MEASURE = 4, 2  # batches from which an attention learns, and others for its harm
 ROUNDS = 15
@@ -70,8 +64,45 @@ def put(module: nn.Module, place: str, part: nn.Module) -> Iterator[None]:
         module.set_submodule(place, own)
 
 
+class Passes(NamedTuple):
+    """What passes of a backbone gave, for all of its attentions at once.
+
+    The calls take about as much memory as a step in which all attentions learn.
+
+    Attributes:
+        calls: By the name of an attention, its calls in the batches that are learned from.
+        maps: The maps of the batches that measure.
+    """
+
+    calls: Dict[str, List[tuple]]
+    maps: List[Any]
+
+
+@torch.no_grad()
+def passes_of(
+    old: Any, places: Sequence[str], batches: Sequence[Tensor], steps: int, amp: bool = False
+) -> Passes:
+    """One pass of a backbone for each batch, from which :func:`harm_of` any attention follows."""
+    calls: Dict[str, List[tuple]] = {place: [] for place in places}
+    device = batches[0].device
+    autocast = torch.autocast(device.type, half_dtype(device), enabled=amp)
+    with autocast, calls_recorded(old, places) as recorded:
+        for images in batches[:-MEASURE] if steps else ():
+            old(images)
+            for place in places:
+                calls[place].append(recorded[place])
+    return Passes(calls, [old(images) for images in batches[-MEASURE:]])
+
+
 def harm_of(
-    new: Any, old: Any, place: str, batches: Sequence[Tensor], steps: int, lr: float
+    new: Any,
+    old: Any,
+    place: str,
+    batches: Sequence[Tensor],
+    steps: int,
+    lr: float,
+    passes: Optional[Passes] = None,
+    amp: bool = False,
 ) -> float:
     """How far the maps of a backbone change if one attention becomes linear.
 
@@ -84,31 +115,30 @@ def harm_of(
         batches: Images ``(B, C, H, W)``. The last two batches measure, the others are learned from.
         steps: Number of steps.
         lr: Largest learning rate.
+        passes: What :func:`passes_of` gave for these batches. Default: they are made.
+        amp: As in :class:`Schedule`. Default: False.
 
     Returns:
         The mean squared change of the maps, in units of their mean square.
     """
     attention = copy.deepcopy(new.get_submodule(place)).train()
     parameters = [p for p in attention.parameters() if p.requires_grad]
-    calls: List[tuple] = []
-    with torch.no_grad(), calls_recorded(old, [place]) as recorded:
-        for images in batches[:-MEASURE] if steps else ():
-            old(images)
-            calls.append(recorded[place])
+    calls, wanted = passes or passes_of(old, [place], batches, steps, amp)
 
     def following(step: int) -> Iterator[tuple]:
-        return islice(cycle(calls), step, None)
+        return islice(cycle(calls[place]), step, None)
 
     def loss_of(call: tuple) -> Tensor:
         return replay_loss(attention, *call)
 
-    fit(attention, parameters, loss_of, following, steps, Schedule(lr=lr), title=place)
+    schedule = Schedule(lr=lr, amp=amp)
+    fit(attention, parameters, loss_of, following, steps, schedule, title=place)
     attention.eval()
-    with torch.no_grad():
-        wanted = [old(images) for images in batches[-MEASURE:]]
-        with put(old, place, attention):
-            losses = [maps_loss(old(x), maps) for x, maps in zip(batches[-MEASURE:], wanted)]
-    return torch.stack(losses).mean().item()
+    with torch.no_grad(), put(old, place, attention):
+        losses = [maps_loss(old(x), maps) for x, maps in zip(batches[-MEASURE:], wanted)]
+    harm = torch.stack(losses).mean()
+    dist.all_reduce(harm, 'mean')
+    return harm.item()
 
 
 @torch.no_grad()
@@ -288,8 +318,12 @@ def measure_blocks(
     steps: int = 50,
     lr: float = 1e-3,
     timer: Optional[Callable] = None,
+    amp: bool = False,
 ) -> Dict[str, Any]:
     """Harms and costs of all softmax attentions. What an interrupted call measured is kept.
+
+    All harms share the passes of the old backbone. Of several processes, each trains and measures
+    with images of its own, and the first writes, and measures the costs.
 
     Args:
         new, old: The backbones, on one device. They do not change.
@@ -300,6 +334,7 @@ def measure_blocks(
         settings: What its results must have been made with, beside the weights of ``old``.
         steps, lr: As in :func:`harm_of`. Default: 50, 1e-3.
         timer: As in :func:`block_costs`. Default: the clock.
+        amp: As in :func:`harm_of`. Default: False.
 
     Returns:
         ``harms`` of :func:`harm_of` by name, and ``costs``.
@@ -307,20 +342,31 @@ def measure_blocks(
     Raises:
         ValueError: If the file was made with other settings, or cannot be read.
     """
-    settings = dict(settings, steps=steps, lr=lr, weights_sha256=weights_sha256(old))
-    found = read_blocks(path, settings)
+    settings = dict(settings, steps=steps, lr=lr, amp=amp, processes=dist.get_world_size(),
+                    weights_sha256=weights_sha256(old))  # fmt: skip
+    found = of_first_process(read_blocks(path, settings))
     todo = [place for place in places if place not in found['harms']]
     images = batches() if todo else []
+    passes = passes_of(old, todo, images, steps, amp) if todo else None
+    write = dist.master_only(lambda: write_whole(path, json.dumps(found, indent=2) + '\n'))
     for place in todo:
-        found['harms'][place] = harm_of(new, old, place, images, steps, lr)
-        write_whole(path, json.dumps(found, indent=2) + '\n')
+        found['harms'][place] = harm_of(new, old, place, images, steps, lr, passes, amp)
+        write()
     machine = describe_machine(sample.device)
     where = f'{machine.get("GPU", machine["CPU"])}, {machine["threads"]} threads'
-    name = f'{" x ".join(map(str, sample.shape))} on {where}'
+    name = of_first_process(f'{" x ".join(map(str, sample.shape))} on {where}')
     if name not in found['costs']:
-        found['costs'][name] = block_costs(new, old, places, sample, timer)
-        write_whole(path, json.dumps(found, indent=2) + '\n')
+        costs = block_costs(new, old, places, sample, timer)
+        found['costs'][name] = of_first_process(costs)
+        write()
     return dict(harms=found['harms'], costs=found['costs'][name])
+
+
+def of_first_process(value: Any) -> Any:
+    """The value that the first of all processes has."""
+    values = [value]
+    dist.broadcast_object_list(values)
+    return values[0]
 
 
 def read_blocks(path: Path, settings: dict) -> Dict[str, Any]:

@@ -1,7 +1,8 @@
 """Put another attention into a backbone with softmax, and keep the weights that fit."""
 
 import copy
-from typing import Any, Collection, Dict, List, NamedTuple, Optional, Sequence
+import re
+from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
 
 import torch
 import torch.nn as nn
@@ -63,6 +64,17 @@ def softmax_places(backbone: Any) -> Dict[str, int]:
     return places
 
 
+def blocks_at(places: Sequence[str], numbers: Collection[int]) -> List[str]:
+    """Those of the softmax attentions that have these numbers. A ValueError says which are not."""
+    unknown = [n for n in numbers if not 0 <= n < len(places)]
+    if unknown:
+        raise ValueError(
+            f'there is no block {", ".join(map(str, unknown))}; the blocks with softmax are 0 to '
+            f'{len(places) - 1}'
+        )
+    return [place for n, place in enumerate(places) if n in numbers]
+
+
 def softmax_blocks(places: Sequence[str], numbers: Collection[int]) -> List[str]:
     """Those of the softmax attentions of a backbone that have these numbers from 0.
 
@@ -73,24 +85,65 @@ def softmax_blocks(places: Sequence[str], numbers: Collection[int]) -> List[str]
     Raises:
         ValueError: If there is no such block, or no other one.
     """
-    places, unknown = list(places), [n for n in numbers if not 0 <= n < len(places)]
-    if unknown:
-        raise ValueError(
-            f'there is no block {", ".join(map(str, unknown))}; the blocks with softmax are 0 to '
-            f'{len(places) - 1}'
-        )
-    if len(set(numbers)) == len(places):
+    kept = blocks_at(places, numbers)
+    if len(kept) == len(places):
         raise ValueError(
             f'all {len(places)} blocks with softmax are kept, so nothing is left to linearize; '
             'keep fewer'
         )
-    return [place for n, place in enumerate(places) if n in numbers]
+    return kept
+
+
+def attention_plan(
+    places: Sequence[str], attentions: Sequence[str], options: Optional[dict] = None
+) -> Dict[str, dict]:
+    """The config of the new attention of each block with softmax that gets one.
+
+    Args:
+        places: Names of the softmax attentions, as :func:`softmax_places` gives them.
+        attentions: Each is ``NAME``, or ``NAME:BLOCKS`` with numbers from 0 such as ``0-3,5``. One
+            name without blocks takes those that no other has.
+        options: Options of all of these attentions. Those of one are in a dict under its name.
+            Default: none.
+
+    Raises:
+        ValueError: If blocks are no numbers, not there, or of two attentions.
+
+    Examples:
+        >>> from mmlaplace.linearizing import attention_plan
+        >>> attention_plan('abc', ['AgentAttention:0-1', 'MiTAAttention:2'],
+        ...                dict(AgentAttention=dict(num_landmarks=16)))['a']
+        {'type': 'AgentAttention', 'num_landmarks': 16}
+    """
+    names = [each.partition(':')[0] for each in attentions]
+    shared = {name: value for name, value in (options or {}).items() if name not in names}
+    plan: Dict[str, dict] = {}
+    for each in sorted(attentions, key=lambda each: ':' not in each):  # that of the rest is last
+        name, colon, numbers = each.partition(':')
+        taken = [place for place in places if place not in plan]
+        if colon:
+            spans = [re.fullmatch(r'(\d+)(?:-(\d+))?', span) for span in numbers.split(',')]
+            if not all(spans):
+                raise ValueError(
+                    f'{each!r} must be a name, or a name and blocks such as {name}:0-3,5'
+                )
+            ranges = [range(int(span[1]), int(span[2] or span[1]) + 1) for span in spans if span]
+            taken = blocks_at(places, [n for numbers in ranges for n in numbers])
+        twice = [n for n, place in enumerate(places) if place in plan and place in taken]
+        if twice or not taken:
+            raise ValueError(
+                f'{each!r} has the blocks {twice} of another attention; give each block one'
+                if twice else f'{each!r} gets no block; give it some that no other has'
+            )  # fmt: skip
+        own = dict(type=name, **{**shared, **(options or {}).get(name, {})})
+        plan.update(dict.fromkeys(taken, own))
+    return plan
 
 
 def linear_config(
     cfg: dict,
     backbone: Any,
-    attention: str,
+    attention: Union[str, Mapping[str, dict]],
     options: Optional[dict] = None,
     keep: Collection[str] = (),
 ) -> dict:
@@ -101,8 +154,9 @@ def linear_config(
     Args:
         cfg: Config of the backbone.
         backbone: The backbone, built of it.
-        attention: Name of a registered attention.
-        options: Options of this attention. Default: none.
+        attention: Name of a registered attention. Or by the names of softmax attentions, the
+            config that takes the place of each, as :func:`attention_plan` gives them.
+        options: Options of the one attention. Default: none.
         keep: Names of the softmax attentions that stay, of those of :func:`softmax_places`.
             Default: ().
 
@@ -116,29 +170,32 @@ def linear_config(
         >>> linear_config(cfg, MODELS.build(cfg), 'FLattenAttention')['attn_cfg']
         {'type': 'FLattenAttention'}
     """
-    cls = attention_class(attention)
-    if cls in (*SOFTMAX, WindowAttention):
-        raise ValueError(f'{attention} has softmax itself; choose a linear attention')
-    new = dict(type=attention, **(options or {}))
     places = softmax_places(backbone)
-    swapped = {place: i for place, i in places.items() if place not in keep}
+    if isinstance(attention, str):
+        attention = dict.fromkeys(places, dict(type=attention, **(options or {})))
+    windows = {i for i, stage in enumerate(backbone.stages)
+               if isinstance(stage['blocks'][0].attn, WindowAttention)}  # fmt: skip
+    for place, new in attention.items():
+        cls = attention_class(new['type'])
+        if cls in SOFTMAX or (cls is WindowAttention and places[place] in windows):
+            raise ValueError(f'{new["type"]} has softmax itself; choose a linear attention')
     whole, changed = range(backbone.num_stages), []
     for i, stage in enumerate(backbone.stages):
-        present = type(stage['blocks'][0].attn)
-        old = _of_stage(cfg.get('attn_cfg'), i, present)
-        own = _at(new, i)
-        if present is WindowAttention:
-            own = dict(attn_cfg=own)
-        linear = [place in swapped for place, number in places.items() if number == i]
-        if not any(linear):
+        old = _of_stage(cfg.get('attn_cfg'), i, type(stage['blocks'][0].attn))
+        each: List[Optional[dict]] = []
+        for place in (place for place, number in places.items() if number == i):
+            own = None if place in keep or place not in attention else _at(attention[place], i)
+            each.append(dict(attn_cfg=own) if own and i in windows else own)
+        if not any(each):
             changed.append(old)
-        elif not all(linear):
-            changed.append(dict(old or {}, per_block=[own if one else None for one in linear]))
+        elif any(own != each[0] for own in each):
+            changed.append(dict(old or {}, per_block=each))
         else:
-            changed.append(dict(old or {}, **own) if present is WindowAttention else own)
+            changed.append(dict(old or {}, **(each[0] or {})) if i in windows else each[0])
     changed += [None] * (len(whole) - len(changed))  # stages that are not built
     cfg = copy.deepcopy(dict(cfg))
-    cfg['attn_cfg'] = new if changed == [_at(new, i) for i in whole] else changed
+    one = next(iter(attention.values()))
+    cfg['attn_cfg'] = one if changed == [_at(one, i) for i in whole] else changed
     return cfg
 
 
@@ -172,17 +229,23 @@ def keep_weights(new: nn.Module, old: nn.Module, places: Dict[str, int]) -> Kept
         places: Names of the attentions that differ, as :func:`softmax_places` gives them.
     """
     new_state, old_state = new.state_dict(), old.state_dict()
-    joined = {f'{place}.{name}.' for place in places for name in ('qkv', 'kv')}
+    # Inside of new windows, an attention has a longer name.
+    inner = {place: f'{place}.attn' * isinstance(new.get_submodule(place), WindowAttention) or place
+             for place in places}  # fmt: skip
+    for place, name in inner.items():
+        moved = [key for key in old_state if name != place and key.startswith(f'{place}.')]
+        old_state.update({name + key[len(place) :]: old_state[key] for key in moved})
+    joined = {f'{place}.{name}.' for place in inner.values() for name in ('qkv', 'kv')}
     kept = {name: torch.zeros_like(value, dtype=torch.bool) for name, value in new_state.items()}
     for name, value in new_state.items():
         apart = any(name.startswith(prefix) for prefix in joined)
         if not apart and name in old_state and old_state[name].shape == value.shape:
             value.copy_(old_state[name])
             kept[name][...] = True
-    for place in places:
-        mine, source = new.get_submodule(place), old.get_submodule(place)
+    for place, name in inner.items():
+        mine, source = new.get_submodule(name), old.get_submodule(place)
         if isinstance(mine, QKVAttention) and isinstance(source, QKVAttention):
-            _copy_projections(place, mine, source, new_state, old_state, kept)
+            _copy_projections(name, mine, source, new_state, old_state, kept)
     of_parameters = [kept[name] for name, _ in new.named_parameters()]
     share = sum(int(one.sum()) for one in of_parameters) / sum(one.numel() for one in of_parameters)
     return Kept(share, [name for name, one in kept.items() if not one.all()])

@@ -23,7 +23,8 @@ from mmlaplace.checkpoints.published import recognise
     ('efficientvit/*-l[23]_*320px*', 320, 320), ('efficientvit/*-l[23]_*384px*', 384, 384),
     ('xcit/*8xb128_in1k', 224, 224), ('xcit/*384px*', 384, 384),
     ('mobilevitv2/*256px*', 288, 256), ('mobilevitv2/*384px*', 384, 384),
-    ('swin/swinv2-*256px*', 292, 256), ('deit/*384px*', 438, 384),
+    ('swin/swinv2-*256px*', 292, 256), ('deit/deit-*384px*', 438, 384),
+    ('deit/deit3-*384px*', 384, 384), ('deit/deit3-*[46]_in1k', 224, 224),
 ])  # fmt: skip
 def test_classifiers_are_tested_on_the_authors_crop(models, shorter_side, crop):
     paths = [path for path in CLASSIFIERS if path.match(f'{models}.py')]
@@ -38,8 +39,9 @@ def test_classifiers_are_tested_on_the_authors_crop(models, shorter_side, crop):
 def test_weights_of_the_list_have_a_config_of_their_size():
     used = {metadata()[path].get('Published as') for path in CLASSIFIERS}
     # Those that are distilled at 224 pixels fit the configs of the others. DINO's have no head.
-    # SOFT and PolaFormer have configs for their papers' tables, which name no weights.
-    other = r'xcit_\w+_(224_dist|dino)|(soft|softpp|polaformer)_\w+'
+    # SOFT and PolaFormer have configs for their papers' tables, which name no weights. DeiT III's
+    # of ImageNet-21k fit the configs of the others. CLIP's and SigLIP's have no classes.
+    other = r'xcit_\w+_(224_dist|dino)|deit3_\w+_21k|(clip|siglip)_\w+|(soft|softpp|polaformer)_\w+'
     assert [name for name in PUBLISHED if name not in used and not re.fullmatch(other, name)] == []
 
 

@@ -38,8 +38,8 @@ BACKBONES = {  # by what stands in front of the size in the name of a config
     'polaformer-deit': 'PolaFormerDeiT', 'softpp': 'SOFTPlusPlus', 'swinv2': 'SwinV2',
     'h-vit3': 'HViT3', 'vit3': 'ViT', 'mavit': 'MAViT', 'swiftformer': 'SwiftFormer',
     'efficientvit': 'EfficientViT', 'mobilevitv2': 'MobileViTv2', 'xcit': 'XCiTBackbone',
-    'cswin': 'CSWin', 'deit': 'ViT', 'vit': 'ViT', 'pvt': 'PVT', 'pvtv2': 'PVTv2', 'swin': 'Swin',
-    'ravlt': 'RAVLT', 'mlla': 'MLLA',
+    'cswin': 'CSWin', 'deit': 'ViT', 'deit3': 'ViT', 'vit': 'ViT', 'pvt': 'PVT', 'pvtv2': 'PVTv2',
+    'swin': 'Swin', 'ravlt': 'RAVLT', 'mlla': 'MLLA',
 }  # fmt: skip
 METHODS = 'flatten|agent|inline|slab|prepbn|softpp|circulant'  # which may stand in front of a host
 # What is in a paper's figures, and how near ours must come. Parameters of layers are weights and

@@ -37,6 +37,7 @@ SMALL = {
         dict(depths=(2,)),
         (64, 96),
     ),
+    'deit3_small': ('deit3_small_patch16_224', dict(depth=2), dict(depths=(2,)), (64, 96)),
     'dinov2_small_reg4': (
         'vit_small_patch14_reg4_dinov2',
         dict(depth=2),
@@ -151,6 +152,27 @@ def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
             images, indices=len(maps), intermediates_only=True
         )):  # fmt: skip
             assert_close(own, other)
+
+
+@pytest.mark.parametrize(('name', 'released'), [
+    ('deit3_base', 'deit3_base_patch16_224'),
+    ('clip_base', 'vit_base_patch16_clip_quickgelu_224'),
+    ('siglip_base', 'vit_base_patch16_siglip_224'),
+    ('siglip_base', 'vit_base_patch16_siglip_gap_224'),
+])  # fmt: skip
+def test_towers_of_timm_give_their_maps_at_any_size(name, released, tmp_path):
+    timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
+    small = dict(embed_dim=48, num_heads=3, depth=2, img_size=64, dynamic_img_size=True)
+    model = draw(timm.create_model(released, **small))
+    torch.save(model.state_dict(), tmp_path / 'released.pth')
+    arch = dict(embed_dims=(48,), num_heads=(3,), depths=(2,), ffn_ratios=(4,))
+    own = published_backbone(name, arch=arch, img_size=64)
+    assert not load_weights(own, tmp_path / 'released.pth').missing
+    for size in ((64, 64), (96, 160)):
+        images = torch.randn(2, 3, *size)
+        with torch.no_grad():
+            (found,), tokens = own(images), model.forward_features(images)
+        assert_close(found.flatten(2).mT, tokens[:, model.num_prefix_tokens :])
 
 
 @pytest.mark.sampled(8)

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import os
+import socket
 from unittest import mock
 
 import pytest
@@ -201,7 +203,7 @@ def classifier(noise_images, tmp_path):
     cfg = Config.fromfile(CLASSIFICATION / 'laplacianformer/laplacianformer-micro_1xb32_mini.py')
     cfg.model.backbone = dict(HOSTS['PVTv2'], img_size=48, out_indices=-1)
     cfg.model.head.in_channels = 64
-    cfg.train_dataloader.update(num_workers=0, persistent_workers=False)
+    cfg.train_dataloader.update(batch_size=8, num_workers=0, persistent_workers=False)
     cfg.train_dataloader.dataset.data_root = str(tmp_path / 'data')
     cfg.dump(tmp_path / 'softmax.py')
     torch.save(toolbox_model(cfg).state_dict(), tmp_path / 'softmax.pth')
@@ -229,7 +231,8 @@ def test_the_tool_writes_a_model_that_loads_and_names_what_is_wrong(classifier, 
     assert 0.8 < log['kept'] < 1 and log['whole']['losses']
     assert 'is there already' in run(*few).stderr
     (tmp_path / 'out/linearized.pth').unlink()
-    hybrid = ('--keep', 2, '--search-steps', 1, '--size', 64)
+    hybrid = ('--keep', 2, '--search-steps', 1, '--size', 64,
+              '--loss', 'task', '--accumulate', 2, '--amp')  # fmt: skip
     result = run(*few, *hybrid)
     assert result.returncode == 0, result.stderr
     assert 'FLattenAttention takes 3 of 5 places of softmax' in result.stdout
@@ -251,10 +254,45 @@ def test_the_tool_writes_a_model_that_loads_and_names_what_is_wrong(classifier, 
         ('no block 5, 9; the blocks with softmax are 0 to 4', run(*few, '--keep-blocks', 5, 9, 1)),
         ('from 1 to 4, as there are 5 blocks with softmax, got 5', run(*few, '--keep', 5)),
         ('above 0 and at most 1', run(*few, '--budget', 0)),
+        ('--loss task needs a head', run(*few, '--loss', 'task', '--backbone-only')),
+        ('leave out --keep-blocks', run('--attention', 'PolaAttention:0', '--keep-blocks', 1)),
         ('--size: must be an integer of at least 1, got big', run(*few, '--size', 'big')),
     ):
         assert result.returncode and said in result.stderr
         assert result.stderr.strip().splitlines()[-1].startswith('linearize.py: error: ')
+
+
+def run_one_of_two(rank, folder, arguments):
+    port = (folder / 'port').read_text()
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2',
+                      MASTER_ADDR='127.0.0.1', MASTER_PORT=port)  # fmt: skip
+    result = run_script(ROOT / 'tools/linearize.py', *arguments)
+    (folder / f'{rank}.txt').write_text(result.stdout + result.stderr)
+    assert result.returncode == 0
+
+
+@pytest.mark.thorough
+def test_the_tool_runs_in_two_processes(classifier, tmp_path):
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        (tmp_path / 'port').write_text(str(free.getsockname()[1]))
+    tool = (
+        *classifier, '--work-dir', tmp_path / 'out', '--launcher', 'pytorch', '--device', 'cpu',
+        '--attention', 'FLattenAttention:0-3', '--attention', 'LinearAttention:4',
+        '--options', 'FLattenAttention.lepe_kernel=3', '--keep', '1', '--search-steps', '1',
+        '--loss', 'task', '--layer-steps', '1', '--whole-steps', '2', '--accumulate', '2', '--amp',
+    )  # fmt: skip
+    torch.multiprocessing.spawn(run_one_of_two, (tmp_path, tool), nprocs=2)
+    first, second = (tmp_path.joinpath(f'{rank}.txt').read_text() for rank in range(2))
+    assert 'FLattenAttention and LinearAttention take 4 of 5 places' in first and not second
+    cfg = Config.fromfile(tmp_path / 'out/linearized.py')
+    weights = torch.load(tmp_path / 'out/linearized.pth', weights_only=True)['state_dict']
+    model = toolbox_model(cfg)
+    model.load_state_dict(weights)
+    plan = json.loads((tmp_path / 'out/hybrid.json').read_text())
+    assert softmax_of(model.backbone) == plan['keep'] and len(plan['keep']) == 1
+    trained = torch.load(classifier[1], weights_only=True)
+    assert not torch.equal(weights['head.fc.weight'], trained['head.fc.weight'])
 
 
 @pytest.mark.slow

@@ -1,17 +1,30 @@
-"""ViT and DeiT, which have the same names."""
+"""ViT, DeiT and DeiT III, and the image towers of CLIP and SigLIP by timm's names."""
 
 from functools import partial
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ...checkpoints.conversion import NameTable, Rows, position_map, within
+from ...checkpoints.conversion import NameTable, Rows, map_sides, position_map, within
 from ...checkpoints.published import PublishedModel
-from ...checkpoints.rows import ATTENTION, BLOCK, HEAD, class_position, map_positions
-from ..layers import PatchEmbed
+from ...checkpoints.rows import (
+    ATTENTION,
+    BLOCK,
+    HEAD,
+    class_position,
+    map_positions,
+    unchanged,
+    zeros,
+)
+from ..layers import PatchEmbed, resize_map
 from ..pyramid import Family, PyramidBackbone, Stage, arch
+
+
+def resize_smooth(x: Tensor, hw_shape: Sequence[int]) -> Tensor:
+    """Resize positions bicubically without aliasing, as timm, and DINOv2 with registers."""
+    return resize_map(x, hw_shape, mode='bicubic', antialias=True)
 
 
 def vit(
@@ -21,6 +34,8 @@ def vit(
     with_dist_token: bool = False,
     cpe_kernel: int = 0,
     layer_scale: Optional[float] = None,
+    smooth_positions: bool = False,
+    position_norm: bool = False,
 ) -> List[Stage]:
     """ViT and DeiT: one stage of patches, with learned positions and a class token.
 
@@ -35,6 +50,9 @@ def vit(
             needs ``with_cls_token=False``. Default: 0, learned positions.
         layer_scale: Value of layer scales at the start, 1e-4 in DeiT III. Default: None, no layer
             scales.
+        smooth_positions: Whether positions are resized bicubically and without aliasing, as in
+            timm. Default: False, bilinearly.
+        position_norm: Whether a LayerNorm follows the positions, as in CLIP. Default: False.
 
     Raises:
         ValueError: For a second class token without the first, or ``cpe_kernel`` with a class
@@ -50,7 +68,11 @@ def vit(
             f'cpe_kernel={cpe_kernel} convolves a map, where a class token has no place; set '
             'with_cls_token=False'
         )
-    tokens = dict(cls_token=with_cls_token, dist_token=with_dist_token, decay=False)
+    tokens: dict = dict(cls_token=with_cls_token, dist_token=with_dist_token, decay=False)
+    if smooth_positions:
+        tokens['resize'] = resize_smooth
+    if position_norm:
+        tokens['norm_cfg'] = dict(type='LN', eps=1e-5)
     return [
         Stage(
             partial(PatchEmbed, patch_size=patch_size, norm=False),
@@ -70,11 +92,14 @@ class ViT(PyramidBackbone):
     Patches have a side of 16 pixels. Learned positions are resized to the input. Blocks are
     pre-norm. Arguments are those of :class:`PyramidBackbone` and of the host
     :func:`~mmlaplace.models.backbones.deit.vit`. ``layer_scale=1e-4`` gives the layers of DeiT III.
+    For the image tower of CLIP, set ``position_norm=True``, ``norm_cfg=dict(type='LN', eps=1e-5)``
+    and, where its name says so, ``act_cfg=dict(type='QuickGELU')``: no weight shows the last two.
+    SigLIP's has ``with_cls_token=False``, and its attention pooling is left out.
     Attentions that take no class token need ``with_cls_token=False``. Each value of an arch given
     as a dict has one entry.
 
-    Source: ViT (arXiv 2010.11929), DeiT (arXiv 2012.12877), DeiT III (arXiv 2204.07118). The sizes
-    are DeiT's.
+    Source: ViT (arXiv 2010.11929), DeiT (arXiv 2012.12877), DeiT III (arXiv 2204.07118), CLIP
+    (arXiv 2103.00020), SigLIP (arXiv 2303.15343). The sizes are those of DeiT and DeiT III.
 
     Examples:
         >>> import torch
@@ -92,7 +117,9 @@ class ViT(PyramidBackbone):
         'micro': arch((128,), (4,)),
         'tiny': arch((192,), (12,), (3,)),
         'small': arch((384,), (12,), (6,)),
+        'medium': arch((512,), (12,), (8,)),
         'base': arch((768,), (12,), (12,)),
+        'large': arch((1024,), (24,), (16,)),
     }
 
 
@@ -162,10 +189,79 @@ DISTILLED_NAMES = NameTable(
 )
 
 
+def class_position_if_any(tokens: Tensor, image_size: Tuple[int, int]) -> Tensor:
+    """The position of the class token, ``(1, 1, C)`` of ``(1, 1 + N, C)``, or zeros.
+
+    DeiT III, whose names are those of DINOv2, has positions ``(1, N, C)`` of the map alone. A map
+    of one aspect cannot have both N and 1 + N tokens.
+    """
+    return tokens[:, :1] if _before_map(tokens, image_size) else zeros(tokens[:, :1], image_size)
+
+
+def positions_of_map(tokens: Tensor, image_size: Tuple[int, int]) -> Tensor:
+    """The positions of the other tokens, ``(1, C, H, W)``."""
+    return position_map(tokens[:, _before_map(tokens, image_size) :], image_size)
+
+
+def _before_map(tokens: Tensor, image_size: Tuple[int, int]) -> int:
+    return 0 if map_sides(tokens.shape[1], image_size) else 1
+
+
+SCALES: Rows = {
+    'blocks.{i}.ls1.gamma': 'stages.0.blocks.{i}.scale1.weight',
+    'blocks.{i}.ls2.gamma': 'stages.0.blocks.{i}.scale2.weight',
+}
+SCALED_ROWS: Rows = {
+    **vit_rows(),
+    'pos_embed': [
+        ('stages.0.position.cls_position', class_position_if_any),
+        ('stages.0.position.map', positions_of_map),
+    ],
+    **SCALES,
+}
+DEIT3_NAMES = NameTable(
+    {
+        **SCALED_ROWS,
+        'blocks.{i}.gamma_1': 'stages.0.blocks.{i}.scale1.weight',
+        'blocks.{i}.gamma_2': 'stages.0.blocks.{i}.scale2.weight',
+    },
+    (*IDENTIFYING, 'blocks.0.gamma_1'),
+)
+DEIT3_OF_TIMM = NameTable(SCALED_ROWS, (*IDENTIFYING, 'blocks.0.ls1.gamma'))
+# In timm, whose CLIP has no bias of patches.
+CLIP_NAMES = NameTable(
+    {
+        **vit_rows(),
+        'norm_pre.weight': 'stages.0.position.norm.weight',
+        'norm_pre.bias': [
+            ('stages.0.position.norm.bias', unchanged),
+            ('stages.0.patch_embed.projection.bias', zeros),
+        ],
+    },
+    (*IDENTIFYING, 'norm_pre.weight'),
+)
+SIGLIP_NAMES = NameTable(
+    {
+        **{name: own for name, own in vit_rows().items() if name != 'cls_token'},
+        'pos_embed': ('stages.0.position.map', position_map),
+        'attn_pool.': None,  # which gives one vector of the map
+    },
+    ('patch_embed.proj.weight', 'pos_embed', 'blocks.0.attn.qkv.weight', 'norm.weight'),
+)
+
+
 def _published(name: str, size: str, file: str, **options: Any) -> PublishedModel:
     names = DISTILLED_NAMES if 'with_dist_token' in options else VIT_NAMES
     address = f'https://dl.fbaipublicfiles.com/deit/{name}_{file}.pth'
     return PublishedModel((names,), dict(type='ViT', arch=size, **options), address)
+
+
+def _deit3(size: str, side: int, data: str) -> PublishedModel:
+    backbone = dict(type='ViT', arch=size, layer_scale=1e-4, smooth_positions=True)
+    if side != 224:
+        backbone['img_size'] = side
+    address = f'https://dl.fbaipublicfiles.com/deit/deit_3_{size}_{side}_{data}.pth'
+    return PublishedModel((DEIT3_NAMES, DEIT3_OF_TIMM), backbone, address)
 
 
 DISTILLED = dict(with_dist_token=True)
@@ -182,4 +278,29 @@ PUBLISHED = {
         ('deit_base_distilled', '_384', 'patch16_384-d0272ac0', dict(DISTILLED, img_size=384)),
     )
 }
+DEIT3_SIDES = dict(small=(224, 384), medium=(224,), base=(224, 384), large=(224, 384))
+PUBLISHED.update(
+    (f'deit3_{size}{"_384" * (side == 384)}{"_21k" * (data == "21k")}', _deit3(size, side, data))
+    for data in ('1k', '21k')
+    for size, sides in DEIT3_SIDES.items()
+    for side in sides
+)
+CLIP = dict(
+    position_norm=True,
+    norm_cfg=dict(type='LN', eps=1e-5),
+    act_cfg=dict(type='QuickGELU'),
+)
+PUBLISHED.update(
+    (name, PublishedModel((names,), dict(type='ViT', smooth_positions=True, **options),
+                          page=f'https://huggingface.co/timm/{page}', head=False))
+    for name, names, page, options in (
+        ('clip_base', CLIP_NAMES, 'vit_base_patch16_clip_224.openai', dict(CLIP, arch='base')),
+        ('clip_large', CLIP_NAMES, 'vit_large_patch14_clip_224.openai',
+         dict(CLIP, arch='large', patch_size=14)),
+        ('siglip_base', SIGLIP_NAMES, 'vit_base_patch16_siglip_224.webli',
+         dict(arch='base', with_cls_token=False)),
+        ('siglip_large', SIGLIP_NAMES, 'vit_large_patch16_siglip_256.webli',
+         dict(arch='large', with_cls_token=False, img_size=256)),
+    )
+)  # fmt: skip
 FAMILY = Family({ViT: 'deit'}, PUBLISHED)

@@ -1,7 +1,7 @@
 """DINOv2: a ViT of patches of 14 pixels with layer scales, and with registers or without."""
 
 from dataclasses import replace
-from typing import List, Sequence, Tuple
+from typing import List, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -10,18 +10,12 @@ from torch import Tensor
 
 from mmlaplace.ops.precision import upcast
 
-from ...checkpoints.conversion import NameTable, Rows, map_sides, position_map
+from ...checkpoints.conversion import NameTable, Rows, position_map
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import unchanged, zeros
-from ..layers import resize_map
 from ..layers.checks import check_counts
 from ..pyramid import Family, PyramidBackbone, Stage, arch
-from .deit import IDENTIFYING, vit, vit_rows
-
-
-def resize_smooth(x: Tensor, hw_shape: Sequence[int]) -> Tensor:
-    """Resize positions as the authors do beside registers: bicubically, without aliasing."""
-    return resize_map(x, hw_shape, mode='bicubic', antialias=True)
+from .deit import IDENTIFYING, SCALED_ROWS, resize_smooth, vit
 
 
 def resize_longer(x: Tensor, hw_shape: Sequence[int]) -> Tensor:
@@ -92,34 +86,10 @@ class DINOv2(PyramidBackbone):
     }
 
 
-def class_position_if_any(tokens: Tensor, image_size: Tuple[int, int]) -> Tensor:
-    """The position of the class token, ``(1, 1, C)`` of ``(1, 1 + N, C)``, or zeros.
-
-    DeiT III, whose names are those of DINOv2, has positions ``(1, N, C)`` of the map alone. A map
-    of one aspect cannot have both N and 1 + N tokens.
-    """
-    return tokens[:, :1] if _before_map(tokens, image_size) else zeros(tokens[:, :1], image_size)
-
-
-def positions_of_map(tokens: Tensor, image_size: Tuple[int, int]) -> Tensor:
-    """The positions of the other tokens, ``(1, C, H, W)``."""
-    return position_map(tokens[:, _before_map(tokens, image_size) :], image_size)
-
-
-def _before_map(tokens: Tensor, image_size: Tuple[int, int]) -> int:
-    return 0 if map_sides(tokens.shape[1], image_size) else 1
-
-
 ROWS: Rows = {
-    **vit_rows(),
-    'pos_embed': [
-        ('stages.0.position.cls_position', class_position_if_any),
-        ('stages.0.position.map', positions_of_map),
-    ],
+    **SCALED_ROWS,
     'register_tokens': 'stages.0.position.registers',
     'mask_token': None,  # of the training
-    'blocks.{i}.ls1.gamma': 'stages.0.blocks.{i}.scale1.weight',
-    'blocks.{i}.ls2.gamma': 'stages.0.blocks.{i}.scale2.weight',
 }
 MARK = (*IDENTIFYING, 'blocks.0.ls1.gamma')
 NAMES = NameTable(ROWS, MARK)

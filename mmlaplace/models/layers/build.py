@@ -23,6 +23,15 @@ MAP_NORMS: Dict[str, Callable[..., nn.Module]] = {
     'SyncBN': nn.SyncBatchNorm,
     'GN': lambda channels, num_groups=32, **options: nn.GroupNorm(num_groups, channels, **options),
 }
+
+
+class QuickGELU(nn.Module):
+    """``x * sigmoid(1.702 x)``, the approximation of GELU in CLIP."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1.702 * x).sigmoid()
+
+
 NORMS_OF_MAPS = (_BatchNorm, _InstanceNorm, nn.GroupNorm)
 ACTIVATIONS: Dict[str, type] = {
     'GELU': nn.GELU,
@@ -30,6 +39,7 @@ ACTIVATIONS: Dict[str, type] = {
     'ReLU6': nn.ReLU6,
     'SiLU': nn.SiLU,
     'HSwish': nn.Hardswish,
+    'QuickGELU': QuickGELU,
 }
 
 

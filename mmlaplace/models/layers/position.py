@@ -11,6 +11,7 @@ from mmlaplace.ops._checks import is_compiling, is_transforming
 from mmlaplace.ops.precision import no_autocast, upcast, wide_dtype
 from mmlaplace.ops.rotary import ROPE_FORMS, rotary_table, turn
 
+from .build import build_token_norm
 from .feature_map import map_to_tokens
 
 
@@ -166,6 +167,7 @@ class PositionEmbedding(BaseModule):
             PVT, but not in that of DeiT. The tokens themselves never decay. Default: True.
         resize: Function of a map ``(1, C, H, W)`` and ``(H', W')`` that resizes it. Default: None,
             :func:`resize_map`.
+        norm_cfg: Config of a norm of the sums. Default: None, no norm.
 
     Examples:
         >>> import torch
@@ -189,6 +191,7 @@ class PositionEmbedding(BaseModule):
         dist_token: bool = False,
         num_registers: int = 0,
         resize: Optional[Callable[[Tensor, Sequence[int]], Tensor]] = None,
+        norm_cfg: Optional[dict] = None,
     ) -> None:
         super().__init__()
         if (dist_token or num_registers) and not cls_token:
@@ -208,6 +211,9 @@ class PositionEmbedding(BaseModule):
         self.drop = nn.Dropout(drop_rate)
         for parameter in self.parameters():
             nn.init.trunc_normal_(parameter, std=0.02)
+        self.norm: nn.Module = nn.Identity()
+        if norm_cfg is not None:
+            self.norm = build_token_norm(norm_cfg, embed_dims)
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, T + N, C)``, with the T tokens of no place first."""
@@ -219,7 +225,7 @@ class PositionEmbedding(BaseModule):
             if self.registers is not None:
                 first.append(self.registers)
             x = torch.cat([*(y.expand(x.shape[0], -1, -1) for y in first), x], dim=1)
-        return self.drop(x)
+        return self.norm(self.drop(x))
 
     def no_weight_decay(self) -> Set[str]:
         """Names of the parameters without weight decay."""

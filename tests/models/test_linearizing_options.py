@@ -1,0 +1,237 @@
+"""Plans, losses, accumulated batches, half precision and several processes of linearizing."""
+
+from itertools import islice, repeat
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from mmengine.model import BaseModel
+from test_hybrids import HOSTS, build, images, pair
+
+from mmlaplace import linearizing
+from mmlaplace.linearizing import distilling, hybrids
+from mmlaplace.linearizing.losses import images_of
+from mmlaplace.models import LinearAttention, SoftmaxAttention
+
+MAP = dict(HOSTS['DeiT'], with_cls_token=False)
+
+
+def planned(host, attentions, options=None):
+    """A backbone with softmax, and one that has other attentions by a plan."""
+    old = build(host)
+    places = linearizing.softmax_places(old)
+    plan = linearizing.attention_plan(list(places), attentions, options)
+    new = build(linearizing.linear_config(host, old, plan), seed=1)
+    linearizing.keep_weights(new, old, {place: places[place] for place in plan})
+    return old, new
+
+
+def kinds(backbone):
+    return [type(block.attn).__name__ for stage in backbone.stages for block in stage['blocks']]
+
+
+def test_blocks_get_the_attentions_of_a_plan_and_tokens_stay():
+    options = dict(AgentAttention=dict(num_landmarks=4), lepe_kernel=3)
+    plan = ['InLineAttention:1', 'AgentAttention:0']
+    old, new = planned(HOSTS['DINOv2 with registers'], plan, options)
+    assert kinds(new) == ['AgentAttention', 'InLineAttention', 'SoftmaxAttention']
+    assert new.stages[0]['blocks'][0].attn.landmarks.side == 2 and new.cls_tokens == old.cls_tokens
+    swin, mixed = planned(HOSTS['Swin'], ['PolaAttention:0-2', 'LinearAttention'])
+    inside = [type(mixed.get_submodule(p)).__name__ for p in linearizing.softmax_places(swin)]
+    assert inside == ['PolaAttention'] * 3 + ['LinearAttention'] * 4
+
+
+def test_softmax_in_windows_keeps_its_weights():
+    """One window of the whole map is the old attention."""
+    window = dict(window_size=8, attn_cfg=dict(relative_bias=False))
+    old, new = planned(MAP, ['WindowAttention:0,2'], window)
+    assert kinds(new) == ['WindowAttention', 'SoftmaxAttention', 'WindowAttention']
+    torch.testing.assert_close(new(images()[0])[0], old(images()[0])[0])
+
+
+@pytest.mark.parametrize('plan, said', [
+    (['AgentAttention:0-3'], 'no block 3; the blocks with softmax are 0 to 2'),
+    (['AgentAttention:0-1', 'InLineAttention:1'], r"'InLineAttention:1' has the blocks \[1\] of"),
+    (['AgentAttention:0,x'], "'AgentAttention:0,x' must be a name, or a name and blocks such as"),
+    (['AgentAttention', 'InLineAttention'], "'InLineAttention' gets no block"),
+    (['WindowAttention:1'], 'WindowAttention has softmax itself'),
+])  # fmt: skip
+def test_a_plan_that_fits_no_blocks_is_quoted(plan, said):
+    host = HOSTS['Swin'] if plan == ['WindowAttention:1'] else HOSTS['DeiT']
+    with pytest.raises(ValueError, match=said):
+        planned(host, plan)
+
+
+class Task(BaseModel):
+    """A classifier with a loss, as the toolboxes have it."""
+
+    def __init__(self, backbone):
+        super().__init__()
+        self.backbone, self.neck = backbone, lambda maps: maps[0].mean((2, 3))
+        self.head = torch.nn.Linear(32, 5)
+
+    def forward(self, inputs, data_samples, mode):
+        scores = self.head(self.neck(self.backbone(inputs)))
+        return dict(loss_cls=F.cross_entropy(scores, data_samples))
+
+
+def tasks():
+    old, new, places = pair('DeiT')
+    old, new = Task(old), Task(new)
+    new.head.load_state_dict(old.head.state_dict())
+    return new, old, places
+
+
+def labelled(step):
+    while True:
+        generator = torch.Generator().manual_seed(step)
+        yield dict(inputs=torch.randn(4, 3, 64, 64, generator=generator),
+                   data_samples=torch.arange(4))  # fmt: skip
+        step += 1
+
+
+def unlabelled(step):
+    return map(images_of, labelled(step))
+
+
+def test_the_task_is_learned_with_labels_beside_the_outputs_of_attentions():
+    new, old, places = tasks()
+    batch = next(labelled(0))
+    wanted = old(**batch, mode='loss')['loss_cls']
+    assert linearizing.task_loss(old, old, places, 50, batch).item() == pytest.approx(wanted.item())
+    parts = [linearizing.task_loss(new, old, places, w, batch).item() for w in (0, 1, 50)]
+    assert parts[1] > parts[0] == pytest.approx(new(**batch, mode='loss')['loss_cls'].item())
+    assert parts[2] - parts[0] == pytest.approx(50 * (parts[1] - parts[0]), rel=1e-3)
+    before = {k: v.clone() for k, v in new.state_dict().items()}
+    schedule = linearizing.Schedule(1, 8, 3e-4, loss='task')
+    linearizing.distill(new, old, places, lambda step: repeat(batch), schedule)
+    changed = {k for k, v in new.state_dict().items() if not torch.equal(v, before[k])}
+    assert {'head.weight', 'backbone.stages.0.blocks.0.attn.qkv.weight'} <= changed
+    assert linearizing.task_loss(new, old, places, 50, batch) < parts[2]
+
+
+def test_blocks_are_learned_as_wholes_and_an_unknown_loss_is_quoted():
+    new, old, places = tasks()
+    before = {k: v.clone() for k, v in new.state_dict().items()}
+    names = [place.removesuffix('.attn') for place in places]
+    batch = next(labelled(0))['inputs']
+    first = linearizing.layer_loss(new.backbone, old.backbone, names, batch)
+    schedule = linearizing.Schedule(6, 0, loss='block')
+    linearizing.distill(new, old, places, labelled, schedule)
+    changed = {k for k, v in new.state_dict().items() if not torch.equal(v, before[k])}
+    assert 'backbone.stages.0.blocks.0.ffn.layers.0.weight' in changed
+    assert all(any(f'.{name}.' in key for name in names) for key in changed)
+    assert linearizing.layer_loss(new.backbone, old.backbone, names, batch) < first
+    with pytest.raises(ValueError, match="one of .* got 'logits'"):
+        linearizing.distill(new, old, places, labelled, linearizing.Schedule(loss='logits'))
+
+
+def fitted(size, first=0, every=8, accumulate=1):
+    """Weights after two steps in fp64, with samples from one of each 8 on, so many at a time."""
+    torch.manual_seed(0)
+    x = torch.randn(16, 16, 32, dtype=torch.float64)
+    old, new = (kind(32, 2, (4, 4)).double() for kind in (SoftmaxAttention, LinearAttention))
+    y = old(x, (4, 4)).detach()
+
+    def batches(step):
+        for start in range(first + step * every, 16, every):
+            yield x[start : start + size], y[start : start + size]
+
+    def loss_of(pair):
+        return F.mse_loss(new(pair[0], (4, 4)), pair[1])
+
+    schedule = linearizing.Schedule(lr=1e-2, accumulate=accumulate)
+    linearizing.fit(new, list(new.parameters()), loss_of, batches, 2, schedule)
+    return torch.cat([p.detach().flatten() for p in new.parameters()])
+
+
+# Sums in another order in fp64, of gradients that AdamW divides by their size, at least 1e-8.
+SAME = dict(rtol=0, atol=1e-8)
+
+
+def test_accumulated_batches_are_one_large_one_and_go_on_where_they_were():
+    whole = fitted(8)
+    torch.testing.assert_close(fitted(4, every=4, accumulate=2), whole, **SAME)
+    assert (fitted(4) - whole).abs().max() > 1e-3
+    seen, state = [], {}
+
+    def batches(step):
+        seen.append(step)
+        yield from islice(labelled(step), 4)
+
+    layer = torch.nn.Linear(64, 1)
+
+    def loss_of(batch):
+        return layer(batch['inputs']).square().mean()
+
+    schedule, parameters = linearizing.Schedule(accumulate=2), list(layer.parameters())
+    with mock.patch.object(distilling, 'EVERY', 1):
+        for steps in (1, 2):
+            linearizing.fit(
+                layer, parameters, loss_of, batches, steps, schedule, state or None, state.update
+            )
+    assert seen == [0, 2]
+
+
+def test_half_precision_is_near():
+    losses = []
+    for amp in (False, True):
+        new, old, places = tasks()
+        schedule = linearizing.Schedule(3, 3, amp=amp)
+        made = linearizing.distill(new, old, places, unlabelled, schedule)
+        losses.append([made[phase]['losses'][0] for phase in ('layers', 'whole')])
+        assert all(p.dtype == torch.float32 and p.isfinite().all() for p in new.parameters())
+    # bf16 has steps of 1/128, and the error of the old maps adds to that of the new ones.
+    assert losses[0] != losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
+def test_a_state_of_other_options_is_refused(tmp_path):
+    new, old, places = tasks()
+    state, run = tmp_path / 'state.pth', linearizing.Schedule(1, 0, loss='task')
+    linearizing.distill(new, old, places, labelled, run, state)
+    for changed in (dict(loss='block'), dict(loss_weight=1.0), dict(accumulate=2), dict(amp=True)):
+        with pytest.raises(ValueError, match='take another --work-dir'):
+            linearizing.distill(new, old, places, labelled, run._replace(**changed), state)
+
+
+def test_all_harms_come_of_one_pass_for_each_batch(tmp_path):
+    old, new, places = pair('DeiT')
+    passes = []
+    old.register_forward_hook(lambda *_: passes.append(1))
+    with mock.patch.object(hybrids, 'block_costs', return_value={}):
+        found = linearizing.measure_blocks(
+            new, old, places, images, images()[0], tmp_path / 'blocks.json', {}, steps=2
+        )
+    # Only the measuring is of each hybrid.
+    assert len(passes) == hybrids.LEARN + hybrids.MEASURE * (1 + len(places))
+    alone = [linearizing.harm_of(new, old, place, images(), 2, 1e-3) for place in places]
+    assert list(found['harms'].values()) == pytest.approx(alone)
+
+
+def of_one_rank(rank, folder):
+    """What one of two processes makes of its own images."""
+    torch.distributed.init_process_group('gloo', f'file://{folder}/store', rank=rank, world_size=2)
+    made, own = dict(fitted=fitted(4, first=4 * rank)), folder / str(rank)
+    new, old, places = tasks()
+    mine = [batch['inputs'] for batch in islice(labelled(100 * rank), 3)]
+    found = linearizing.measure_blocks(
+        new.backbone, old.backbone, places[:1], lambda: mine, mine[0], own / 'blocks.json', {}, 1,
+        timer=lambda job, device: 1.0 + rank,
+    )  # fmt: skip
+    schedule = linearizing.Schedule(1, 1, loss='task')
+    linearizing.distill(
+        new, old, places, lambda n: labelled(n + 100 * rank), schedule, own / 'state.pth'
+    )
+    torch.save(dict(made, **found, weights=new.state_dict()), folder / f'{rank}.pth')
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_with_large_batches_and_the_first_writes(tmp_path):
+    torch.multiprocessing.spawn(of_one_rank, (tmp_path,), nprocs=2)
+    first, second = (torch.load(tmp_path / f'{rank}.pth') for rank in range(2))
+    torch.testing.assert_close(first['fitted'], fitted(8), **SAME)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    assert sorted(path.name for path in (tmp_path / '0').iterdir()) == ['blocks.json', 'state.pth']
+    assert not (tmp_path / '1').exists()
