@@ -119,7 +119,8 @@ def draw(results: Sequence[dict], times: Optional[dict], path: Path) -> None:
             for keep in range(BLOCKS):
                 runs = found.get((task, attention, 'harm', keep))
                 if runs:
-                    x = share_of_time(times, attention, keep) if times else keep
+                    # Side by side, or the intervals would hide each other.
+                    x = share_of_time(times, attention, keep) if times else keep + colour / 12
                     points.append((x, *mean_and_width([run['score'][size] for run in runs])))
             if points:
                 x, mean, width = zip(*points)
@@ -128,6 +129,8 @@ def draw(results: Sequence[dict], times: Optional[dict], path: Path) -> None:
                     label=short(attention),
                 )  # fmt: skip
         panel.grid(alpha=0.3)
+        if not times:
+            panel.set_xticks(range(5))
         if row == 0:
             panel.set_title(TITLES[task], fontsize=10)
         if column == 0:

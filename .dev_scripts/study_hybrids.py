@@ -8,7 +8,7 @@ Examples:
   python tools/dataset_converters/make_mini_datasets.py --tasks textures segmentation rendered
   python .dev_scripts/study_hybrids.py           # all runs that the log lacks
   python .dev_scripts/study_hybrids.py --time    # about five minutes on a machine without load
-  python .dev_scripts/study_hybrids.py --draw    # the picture, and the table
+  python .dev_scripts/study_hybrids.py --draw    # the picture, and the table of the page
 """
 
 import json
@@ -41,6 +41,7 @@ from hybrids_tasks import (
     score,
     scores,
 )
+from marked_tables import with_tables
 
 from mmlaplace.checkpoints import load_weights, write_weights
 from mmlaplace.commands.command_line import ToolParser
@@ -55,6 +56,7 @@ from mmlaplace.linearizing import (
     softmax_places,
 )
 from mmlaplace.linearizing.hybrids import LEARN, MEASURE, harm_of
+from mmlaplace.writing import write_whole
 
 DOCS = Path(__file__).resolve().parent.parent / 'docs'
 
@@ -181,7 +183,7 @@ def main() -> None:
     parser.add_argument('--data-root', type=Path, default=Path('data/mini'))
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/hybrids'))
     parser.add_argument('--docs', type=Path, default=DOCS, help='default: %(default)s')
-    parser.add_argument('--draw', action='store_true', help='draw, and print the table')
+    parser.add_argument('--draw', action='store_true', help='the picture, and the table')
     parser.add_argument('--time', action='store_true', help='measure the times')
     parser.add_argument('--sides', type=int, nargs='+', help='of the timed images')
     args = parser.parse_args()
@@ -191,8 +193,9 @@ def main() -> None:
         time_all(args.sides, times)
     elif args.draw:
         timed = json.loads(times.read_text()) if times.is_file() else None
-        draw(read_results(log), timed, args.docs / 'images/hybrids.png')
-        print(table(read_results(log)))
+        page, results = args.docs / 'linearize.md', list(by_key(read_results(log)).values())
+        draw(results, timed, args.docs / 'images/hybrids.png')
+        write_whole(page, with_tables(page.read_text(), 'hybrids', lambda name: table(results)))
     else:
         found = [task for task in args.tasks if (args.data_root / task).is_dir()]
         for task in set(args.tasks) - set(found):
