@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import torch
-from hybrids_tasks import BLOCKS, HOST, MAIN, OPTIONS, OTHERS, PLAN, SEEDS
+from hybrids_tasks import BATCH, BLOCKS, HOST, MAIN, OPTIONS, OTHERS, PLAN, SEEDS, SIDE, STEPS
 from marked_tables import markdown_table
 from mmengine.registry import MODELS
 
@@ -81,19 +81,42 @@ def cell(runs: Sequence[dict]) -> str:
     return '; '.join(texts) + seeds
 
 
-def table(results: Sequence[dict]) -> str:
-    """Scores at the size of training and at four times the tokens."""
+def time_table(times: dict) -> str:
+    """Seconds of softmax, and of the others in units of its time."""
+    names = list(times['small'][min(times['small'])])
+    lines = []
+    of_sides = [(host, side) for host in TIMED for side in times.get(host, ())]
+    for host, side in of_sides:
+        seconds = times[host][side]
+        shares = [f'{seconds[n] / seconds["softmax"]:.2f}' if n in seconds else '' for n in names]
+        lines.append([f'{host}, {side}²', f'{seconds["softmax"]:.2f} s', *shares[1:]])
+    titles = [f'{short(name)} kept' if name != 'softmax' else name for name in names]
+    return f'Time, on {times["machine"]["CPU"]}:\n\n{markdown_table(["", *titles], lines)}'
+
+
+def table(results: Sequence[dict], times: Optional[dict] = None) -> str:
+    """Scores at the size of training and at four times the tokens, times, and what was not run."""
     found = groups(results)
     tasks = [task for task in TITLES if (task, None, 'softmax', None) in found]
-    rows = [('softmax', None, 'softmax', None)]
-    rows += [(f'{short(name)}, {keep} kept' + f', {variant}' * (variant != 'harm'),
-              name, variant, keep) for part in PLAN for name, variant, keep in part]  # fmt: skip
-    lines = []
-    for title, *names in rows:
+    lines, missing = [], [TITLES[task].partition(':')[0] for task in TITLES if task not in tasks]
+    for names in ((None, 'softmax', None), *(names for part in PLAN for names in part)):
+        attention, variant, keep = names
+        title = 'softmax' if attention is None else f'{short(attention)}, {keep} kept'
+        title += f', {variant}' * (variant not in ('softmax', 'harm'))
         runs = [found.get((task, *names), []) for task in tasks]
         if any(runs):
             lines.append([title, *(cell(one) for one in runs)])
-    return markdown_table(['', *(TITLES[task] for task in tasks)], lines)
+        else:
+            missing.append(title)
+    how = (
+        f'One ViT of {BLOCKS} blocks learned each task. Other attentions imitated it for '
+        f'{sum(STEPS.values())} steps of {BATCH} images, from copied weights but those called new. '
+        f'Scores are at {SIDE}²; at {2 * SIDE}², with 95 % intervals of {len(SEEDS)} seeds.'
+    )
+    missing += ['times'] * (times is None)
+    rest = f'\n\nNot run: {"; ".join(missing)}.' * bool(missing)
+    rest = f'\n\n{time_table(times)}{rest}' if times else rest
+    return f'{how}\n\n{markdown_table(["", *(TITLES[task] for task in tasks)], lines)}{rest}'
 
 
 def share_of_time(times: dict, attention: str, keep: int) -> float:

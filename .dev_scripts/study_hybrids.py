@@ -195,7 +195,9 @@ def main() -> None:
         timed = json.loads(times.read_text()) if times.is_file() else None
         page, results = args.docs / 'linearize.md', list(by_key(read_results(log)).values())
         draw(results, timed, args.docs / 'images/hybrids.png')
-        write_whole(page, with_tables(page.read_text(), 'hybrids', lambda name: table(results)))
+        write_whole(
+            page, with_tables(page.read_text(), 'hybrids', lambda name: table(results, timed))
+        )
     else:
         found = [task for task in args.tasks if (args.data_root / task).is_dir()]
         for task in set(args.tasks) - set(found):

@@ -46,9 +46,12 @@ def test_the_table_and_the_picture_have_what_the_log_has(report, tmp_path):
     assert '| softmax | 60.0; 50.0 |' in lines
     assert '| FLatten, 0 kept | 57.0 ± 12.7; 1.0 ± 0.0 (2 seeds) |' in lines
     assert '| FLatten, 0 kept, new FFNs | 55.0; 1.0 (1 seed) |' in lines
-    assert not any('Agent' in line for line in lines)
+    assert lines[-1].startswith('Not run: Fashion-MNIST; digits; ') and 'Agent' in lines[-1]
+    assert not any('Agent' in line for line in lines[:-1])
     times = {'small': {'64': {'softmax': 4.0, 'FLattenAttention 0': 1.0}}}
     assert report.share_of_time(times, 'FLattenAttention', 3) == pytest.approx(0.625)  # half way
+    timed = report.table(results, dict(times, machine=dict(CPU='one')))
+    assert '| small, 64² | 4.00 s | 0.25 |' in timed.splitlines()
     for given in (None, times):
         report.draw(results, given, tmp_path / 'hybrids.png')
         with Image.open(tmp_path / 'hybrids.png') as picture:
