@@ -30,7 +30,11 @@ TRUNK_STEPS = {'textures': 500, 'segmentation': 800, 'rendered': 350, 'fashion':
 STEPS = dict(layer_steps=20, whole_steps=20)
 BLOCKS, BATCH, LR, TRUNK_LR, HARM_STEPS = 6, 16, 1e-3, 2e-3, 20
 SEEDS = (0, 1, 2)
-WINDOWS = dict(type='WindowAttention', window_size=4, attn_cfg=dict(type='SoftmaxAttention'))
+WINDOWS = dict(
+    type='WindowAttention',
+    window_size=4,
+    attn_cfg=dict(type='SoftmaxAttention', relative_bias=False),
+)
 # Which parts keep the values that they were built with, by the variant of a run.
 NEW_PARTS = {'new FFNs': ['.ffn.'], 'new attentions': ['.attn.'], 'both new': ['.ffn.', '.attn.']}
 # Attention, variant and number of kept blocks, the most important runs first.

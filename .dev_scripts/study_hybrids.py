@@ -111,9 +111,14 @@ class Study:
         self.trained[task] = model.eval()
         return model
 
-    def swapped(self, task: str, attention: str, keep: Sequence[str] = ()) -> Model:
-        cfg = linear_config(HOST, self.trunk(task).backbone, attention, OPTIONS[attention], keep)
-        return Model(cfg, self.data(task))
+    def swapped(
+        self, task: str, attention: str, variant: str = 'harm', keep: Sequence[str] = ()
+    ) -> Model:
+        old, linear = self.trunk(task).backbone, dict(type=attention, **OPTIONS[attention])
+        places = list(softmax_places(old))
+        windows = {'windows': places[1::2], 'only windows': places}.get(variant, [])
+        plan = {place: WINDOWS if place in windows else linear for place in places}
+        return Model(linear_config(HOST, old, plan, keep=keep), self.data(task))
 
     def harms(self, task: str, attention: str, variant: str, steps: int) -> dict:
         torch.manual_seed(0)
@@ -139,21 +144,12 @@ class Study:
         torch.manual_seed(seed)
         kept = sorted(order[:keep])
         staying = softmax_blocks(list(places), kept)
-        if variant in ('windows', 'only windows'):
-            linear = dict(type=attention, **OPTIONS[attention])
-            blocks = [WINDOWS, linear if variant == 'windows' else WINDOWS] * 3
-            new = Model(dict(HOST, attn_cfg=dict(per_block=blocks)), data)
-        else:
-            new = self.swapped(task, attention, staying)
+        new = self.swapped(task, attention, variant, staying)
         changed = {place: i for place, i in places.items() if place not in staying}
         before = {name: value.clone() for name, value in new.state_dict().items()}
         new.load_state_dict({k: v for k, v in old.state_dict().items() if 'backbone' not in k},
                             strict=False)  # fmt: skip
         keep_weights(new.backbone, old.backbone, changed)
-        for place in changed:
-            part = new.backbone.get_submodule(place)
-            if hasattr(part, 'window_size'):
-                part.attn.load_state_dict(old.backbone.get_submodule(place).state_dict())
         parts = NEW_PARTS.get(variant, ())
         again = {k: v for k, v in before.items() if any(part in k for part in parts)}
         new.load_state_dict(again, strict=False)
