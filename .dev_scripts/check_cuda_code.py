@@ -2,10 +2,11 @@
 
     python .dev_scripts/check_cuda_code.py build/cuda/library/mmlaplace/_C.abi3.so
 
-It reads the resource report and the disassembly that cuobjdump gives of the code for sm_90. For
-each kernel it prints registers, threads, shared memory, the blocks and warps that a multiprocessor
-has room for, and the instructions that keep values in local memory for want of registers
-("spills"). For a kernel of differences it also prints the instructions of the main loop, for each
+It reads the resource report and the disassembly that cuobjdump gives of the code for sm_80 and
+sm_90, or that of them that the library has. For each kernel it prints registers, threads, shared
+memory, the blocks and warps that a multiprocessor has room for, the instructions that keep values
+in local memory for want of registers ("spills"), and how many of the instructions OPCODES are in
+it. For a kernel of differences it also prints the instructions of the main loop, for each
 difference. It ends with status 1, and names the kernel and the figure, if a limit is broken. The
 limits are LIMITS below; without a row there, a kernel must only do without local memory.
 
@@ -25,7 +26,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
-ARCHITECTURE = 'sm_90'
+ARCHITECTURES = ('sm_80', 'sm_90')
+SHARED = {'sm_80': 164 << 10, 'sm_90': 228 << 10}  # bytes of a multiprocessor
+# Additions of floats and of pairs of halves, products of pairs of halves, and of tensor cores.
+OPCODES = ('FADD', 'HADD2', 'HFMA2', 'HMMA', 'IMMA')
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Limit:
 
     kernel: str  # a regular expression of the whole short name
     blocks: int  # that a multiprocessor has room for, at least
+    whole: Dict[str, int] = field(default_factory=dict)  # opcodes of the whole kernel, exactly
     # The rest is for kernels of differences.
     differences: int = 0  # in one turn of the main loop
     opcodes: Dict[str, float] = field(default_factory=dict)  # for each difference, exactly
@@ -53,12 +58,30 @@ L2_GRADIENT = {'FADD': 1, 'FFMA': 1}
 
 def forward(metric: str, tile: str, blocks: int, differences: int, opcodes: dict) -> Limit:
     kernel = rf'forward_kernel<{metric}, {FLOATS}, float, ForwardTile<{tile}>>'
-    return Limit(kernel, blocks, differences, opcodes, 2.2)
+    return Limit(kernel, blocks, {}, differences, opcodes, 2.2)
 
 
 def gradient(metric: str, tile: str, differences: int, opcodes: dict, instructions: float) -> Limit:
     kernel = rf'gradient_kernel<{metric}, {FLOATS}, float, {FLOATS}, GradientTile<{tile}>>'
-    return Limit(kernel, 5, differences, opcodes, instructions)
+    return Limit(kernel, 5, {}, differences, opcodes, instructions)
+
+
+def tensor_cores(kernel: str, products: int) -> Tuple[Limit, Limit]:
+    """A product is one block of a warp: 2 x 2 fragments by three products of their terms.
+
+    With halves, each of the 8 x 4 pairs of differences of a turn takes two HADD2, and each of the
+    pairs of sums another two, which widen it.
+    """
+    name = rf'nystrom::{kernel}_kernel<%s, 64, {FLOATS}, float, token_tiles::TensorCores<%s>>'
+    counts = {'HMMA': 12 * products, 'IMMA': 0}
+    return (
+        Limit(name % (r'\w+', '.*'), 4, counts),
+        Limit(name % ('Laplacian', '.*, true'), 4, {**counts, 'HADD2': 8 * 4 * (2 + 2)}),
+    )
+
+
+# The widest tile of halves lacks a few registers on 8.0, outside its main loop.
+SPILLS = {'sm_80': (r'forward_kernel<\w+, (Half|BFloat16), float, ForwardTile<4, 16, 32, 4>>', 12)}
 
 
 # Blocks have 128 threads, but those of the small tile 32. The differences of a turn of the loop are
@@ -74,7 +97,8 @@ LIMITS = (
     gradient('Laplacian', '13, 2, 4', 13 * 2 * 4, L1_GRADIENT, 4.3),
     gradient('Gaussian', '4, 4, 16', 4 * 4 * 4, L2_GRADIENT, 2.3),
     gradient('Gaussian', '13, 2, 4', 13 * 2 * 4, L2_GRADIENT, 2.3),
-)
+    *tensor_cores('moments', 1), *tensor_cores('mix', 2), *tensor_cores('output', 1),
+)  # fmt: skip
 
 
 @dataclass
@@ -88,10 +112,13 @@ class Kernel:
     threads: int  # of a block at most, by __launch_bounds__; 0 if that is not said
     spills: int  # instructions that read or write local memory
     main_loop: List[str]  # its instructions, without predicates
+    opcodes: Dict[str, int]  # how often the whole kernel has each of OPCODES
+    architecture: str
 
     @property
     def blocks(self) -> int:
-        return blocks_per_processor(self.registers, self.threads, self.shared)
+        memory = SHARED[self.architecture]
+        return blocks_per_processor(self.registers, self.threads, self.shared, memory)
 
     def count(self, opcode: str) -> int:
         """How many instructions of the main loop are an opcode."""
@@ -102,8 +129,8 @@ class Kernel:
         )
 
 
-def blocks_per_processor(registers: int, threads: int, shared: int) -> int:
-    """The blocks that a multiprocessor of compute capability 9.0 has room for.
+def blocks_per_processor(registers: int, threads: int, shared: int, memory: int) -> int:
+    """The blocks that a multiprocessor of compute capability 8.0 or 9.0 has room for.
 
     The rules are those of the occupancy calculator, cuda_occupancy.h: registers are given to whole
     warps, 256 at a time, by each of four partitions with 16,384 of them.
@@ -113,7 +140,7 @@ def blocks_per_processor(registers: int, threads: int, shared: int) -> int:
         return 0
     per_warp = -(-registers * 32 // 256) * 256
     by_registers = 16384 // per_warp * 4 // warps
-    by_shared = 233472 // shared if shared else 32
+    by_shared = memory // shared if shared else 32
     return min(by_registers, by_shared, 64 // warps, 32)
 
 
@@ -140,7 +167,7 @@ def find_main_loop(instructions: List[Tuple[int, str]]) -> List[str]:
     return best if arithmetic(best) else []
 
 
-def read_report(resources: str, elf: str, sass: str) -> List[Kernel]:
+def read_report(resources: str, elf: str, sass: str, architecture: str) -> List[Kernel]:
     """The kernels in what cuobjdump prints with -res-usage, -elf and -sass."""
     threads = {
         name: int(count, 16)
@@ -158,10 +185,11 @@ def read_report(resources: str, elf: str, sass: str) -> List[Kernel]:
         registers, stack, shared, local = map(int, figures)
         if not code.get(name):
             raise ValueError(f'the disassembly has no code of {name}')
-        spills = sum(bool(re.match('LDL|STL', text)) for _, text in code[name])
+        counts = Counter(re.split(r'[ .]', text)[0] for _, text in code[name])
         kernels.append(
-            Kernel(name, registers, shared, stack + local, threads.get(name, 0), spills,
-                   find_main_loop(code[name]))
+            Kernel(name, registers, shared, stack + local, threads.get(name, 0),
+                   counts['LDL'] + counts['STL'], find_main_loop(code[name]),
+                   {opcode: counts[opcode] for opcode in OPCODES}, architecture)
         )  # fmt: skip
     return kernels
 
@@ -177,7 +205,9 @@ def find_problems(kernels: List[Kernel], limits: Tuple[Limit, ...] = LIMITS) -> 
     """What breaks a limit, a sentence each."""
     problems = []
     for kernel in kernels:
-        if kernel.spills or kernel.local:
+        name, spills = SPILLS.get(kernel.architecture, ('', 0))
+        allowed = spills if re.fullmatch(name, kernel.name) else 0
+        if kernel.spills > allowed or (kernel.local and not allowed):
             problems.append(
                 f'{kernel.name}: {kernel.spills} instructions for local memory, and {kernel.local} '
                 'bytes of it; it must have none'
@@ -193,6 +223,11 @@ def find_problems(kernels: List[Kernel], limits: Tuple[Limit, ...] = LIMITS) -> 
                     f'with {kernel.registers} registers and {kernel.shared} bytes of shared '
                     f'memory; at least {limit.blocks} are wanted'
                 )
+            for opcode, wanted in limit.whole.items():
+                if kernel.opcodes[opcode] != wanted:
+                    problems.append(
+                        f'{kernel.name}: {kernel.opcodes[opcode]} {opcode}; wanted: {wanted}'
+                    )
             if not limit.differences:
                 continue
             for opcode, wanted in limit.opcodes.items():
@@ -216,7 +251,7 @@ def describe(kernel: Kernel, limits: Tuple[Limit, ...] = LIMITS) -> str:
     row = (
         f'{kernel.registers:>9} {kernel.threads or "-":>7} {kernel.shared:>6} '
         f'{kernel.blocks or "-":>6} {kernel.blocks * -(-kernel.threads // 32) or "-":>5} '
-        f'{kernel.spills:>6}'
+        f'{kernel.spills:>6} ' + ' '.join(f'{count:>5}' for count in kernel.opcodes.values())
     )
     for limit in limits:
         if limit.differences and re.fullmatch(limit.kernel, kernel.name):
@@ -267,25 +302,35 @@ def main() -> None:
     parser.add_argument('library', type=Path, help='a library, object or cubin')
     library = parser.parse_args().library
     cuobjdump = find_cuobjdump()
+    listed = run(cuobjdump, '-lelf', library)
+    found = [name for name in ARCHITECTURES if re.search(rf'\b{name}\.', listed)]
+    if not found:
+        sys.exit(f'check_cuda_code: {library} has no code for any of {ARCHITECTURES}')
+    problems = []
+    for architecture in found:
+        kernels = read_kernels(cuobjdump, library, architecture)
+        print(f'{architecture}, by {cuobjdump}')
+        print(f'registers threads shared blocks warps spills {" ".join(f"{n:>5}" for n in OPCODES)}'
+              '  instructions for each difference')  # fmt: skip
+        for kernel in kernels:
+            print(f'{kernel.name}\n{describe(kernel)}')
+        problems += [f'{architecture}, {problem}' for problem in find_problems(kernels)]
+        print(f'{len(kernels)} kernels')
+    if problems:
+        sys.exit('\n'.join(f'check_cuda_code: {problem}' for problem in problems))
+    print(f'check_cuda_code: all keep to the limits on {", ".join(found)}')
+
+
+def read_kernels(cuobjdump: Path, library: Path, architecture: str) -> List[Kernel]:
     reports = [
-        run(cuobjdump, '-arch', ARCHITECTURE, what, library)
+        run(cuobjdump, '-arch', architecture, what, library)
         for what in ('-res-usage', '-elf', '-sass')
     ]
-    kernels = read_report(*reports)
-    if not kernels:
-        sys.exit(f'check_cuda_code: {library} has no code for {ARCHITECTURE}')
+    kernels = read_report(*reports, architecture)
     names = run(shutil.which('c++filt') or 'c++filt', text='\n'.join(k.name for k in kernels))
     for kernel, name in zip(kernels, names.splitlines()):
         kernel.name = shorten(name)
-    kernels.sort(key=lambda kernel: kernel.name)
-    print(f'{ARCHITECTURE}, by {cuobjdump}')
-    print('registers threads shared blocks warps spills  instructions for each difference')
-    for kernel in kernels:
-        print(f'{kernel.name}\n{describe(kernel)}')
-    problems = find_problems(kernels)
-    if problems:
-        sys.exit('\n'.join(f'check_cuda_code: {problem}' for problem in problems))
-    print(f'check_cuda_code: {len(kernels)} kernels keep to the limits')
+    return sorted(kernels, key=lambda kernel: kernel.name)
 
 
 if __name__ == '__main__':

@@ -62,14 +62,15 @@ def deploy_config(scope: str) -> Config:
     )  # fmt: skip
 
 
-def difference(scope: str, ours: object, theirs: object) -> float:
+def difference(scope: str, *predictions: object) -> float:
     """How far predictions are apart: of scores, or the share of pixels with another class."""
     if scope == 'mmpretrain':
-        return (ours.pred_score - theirs.pred_score).abs().max().item()
+        one, other = (x.pred_score for x in predictions)
+        return (one - other).abs().max().item()
     if scope == 'mmdet':
-        scores = [x.pred_instances.scores.sort(descending=True)[0][:50] for x in (ours, theirs)]
+        scores = [x.pred_instances.scores.sort(descending=True)[0][:50] for x in predictions]
         return (scores[0] - scores[1]).abs().max().item()
-    labels = [x.pred_sem_seg.data for x in (ours, theirs)]
+    labels = [x.pred_sem_seg.data for x in predictions]
     return (labels[0] != labels[1]).float().mean().item()
 
 

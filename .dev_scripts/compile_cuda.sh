@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compiles the CUDA sources without a GPU, to see that they compile, link and load, and that the code
-# for 9.0 keeps to the limits of check_cuda_code.py; needs nvcc alone.
+# for 8.0 and 9.0 keeps to the limits of check_cuda_code.py; needs nvcc alone.
 #
 #   bash .dev_scripts/compile_cuda.sh ["8.0;9.0+PTX"]     # architectures, as torch takes them
 #
@@ -45,6 +45,6 @@ assert native and not without, f'{library} has no CUDA kernels for {without}'
 print(f'   {library} loads; {len(native) - len(for_cpus)} ops have CUDA kernels')
 PYTHON
 case "$architectures" in
-    *9.0*) .venv/bin/python .dev_scripts/check_cuda_code.py build/cuda/library/mmlaplace/_C*.so ;;
-    *) echo '   check_cuda_code.py reads code for 9.0, and none was compiled' ;;
+    *8.0* | *9.0*) .venv/bin/python .dev_scripts/check_cuda_code.py build/cuda/library/mmlaplace/_C*.so ;;
+    *) echo '   check_cuda_code.py reads code for 8.0 and 9.0, and none was compiled' ;;
 esac

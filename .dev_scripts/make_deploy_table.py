@@ -1,12 +1,13 @@
-"""Export, verify and time models of all families and tasks; write the table of docs/deploy.md.
+"""Write the table of exported models in docs/deploy.md from its logs, or make the logs.
 
-Each row is a run of tools/deployment/export.py with random weights. Its report becomes a file in
-docs/logs/deploy. With --only, the other rows are those of earlier runs; with --table-only, all are.
-Rows with our operators need the library that tools/deployment/build_onnxruntime_ops.py makes.
+A log in docs/logs/deploy is the report of tools/deployment/export.py on a model with random
+weights. Rows with our operators need the library that tools/deployment/build_onnxruntime_ops.py
+makes.
 
 Examples:
   python .dev_scripts/make_deploy_table.py
-  python .dev_scripts/make_deploy_table.py --only 'mask-rcnn*'
+  python .dev_scripts/make_deploy_table.py --run '*'           # all logs first; half an hour
+  python .dev_scripts/make_deploy_table.py --run 'mask-rcnn*'
 """
 
 import json
@@ -18,13 +19,11 @@ from tempfile import TemporaryDirectory
 from typing import List, NamedTuple
 
 import torch
-from marked_tables import markdown_table, with_tables
+from marked_tables import ROOT, markdown_table, parser_of_pages, with_tables, write_pages
 from mmengine.config import Config
 
-from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.model_zoo import build_model
 
-ROOT = Path(__file__).resolve().parent.parent
 LOGS, PAGE = ROOT / 'docs/logs/deploy', ROOT / 'docs/deploy.md'
 # Scaled up, as random ones find all classes alike. A detector's would give scores that round to 1.
 HEADS = ('conv_seg', 'head.fc')
@@ -95,7 +94,7 @@ def random_checkpoint(row: Row, folder: str) -> Path:
     return path
 
 
-def measure(row: Row, folder: str, rounds: int) -> None:
+def measure(row: Row, folder: str) -> None:
     """Run the tool, whose report stays; one that failed leaves the reason."""
     out = Path(folder, 'model' + dict(onnx='.onnx', pt2='.pt2', aoti='.aoti.pt2')[row.format])
     log = log_of(row)
@@ -103,7 +102,7 @@ def measure(row: Row, folder: str, rounds: int) -> None:
     command = [
         sys.executable, ROOT / 'tools/deployment/export.py', f'configs/{row.config}.py',
         random_checkpoint(row, folder), '--format', row.format, '--out', out, '--force',
-        '--report', log, '--verify', '--benchmark', '--rounds', rounds, *options_of(row),
+        '--report', log, '--verify', '--benchmark', *options_of(row),
     ]  # fmt: skip
     result = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT)
     if result.returncode and 'differs from PyTorch' not in result.stderr:
@@ -141,26 +140,19 @@ def cells(row: Row) -> List[str]:
     ]  # fmt: skip
 
 
-def write_table() -> None:
-    heads = ['model', 'task', 'format', 'sizes', 'as PyTorch', 'largest difference',
-             'PyTorch, ms', 'runtime, ms', 'ratio']  # fmt: skip
-    table = markdown_table(heads, map(cells, ROWS))
-    PAGE.write_text(with_tables(PAGE.read_text(), 'table', lambda name: table))
-
-
 def main() -> None:
-    parser = ToolParser(__doc__)
-    parser.add_argument('--only', default='*', help='pattern of names of logs, as of file names')
-    parser.add_argument('--table-only', action='store_true', help='of the logs that are there')
-    parser.add_argument('--rounds', type=int, default=20, help='default: %(default)s')
+    parser = parser_of_pages(__doc__)
+    parser.add_argument('--run', default='', help='make the logs whose names match this pattern')
     args = parser.parse_args()
     with TemporaryDirectory() as folder:
         for row in ROWS:
-            if not args.table_only and fnmatch(log_of(row).stem, args.only):
-                measure(row, folder, args.rounds)
+            if fnmatch(log_of(row).stem, args.run):
+                measure(row, folder)
                 print(' | '.join(cells(row)), flush=True)
-    write_table()
-    print(f'wrote {PAGE.relative_to(ROOT)}')
+    heads = ['model', 'task', 'format', 'sizes', 'as PyTorch', 'largest difference',
+             'PyTorch, ms', 'runtime, ms', 'ratio']  # fmt: skip
+    table = markdown_table(heads, map(cells, ROWS))
+    write_pages({PAGE: with_tables(PAGE.read_text(), 'table', lambda name: table)}, args)
 
 
 if __name__ == '__main__':

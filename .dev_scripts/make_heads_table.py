@@ -10,23 +10,20 @@ Examples:
 import json
 import os
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
 import torch
-from marked_tables import markdown_table, with_tables
+from marked_tables import ROOT, markdown_table, parser_of_pages, with_tables, write_pages
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 
 from mmlaplace.analysis.measuring import describe_machine
 from mmlaplace.analysis.training_memory import kept_bytes
-from mmlaplace.commands.command_line import ToolParser, read_json, write_json
+from mmlaplace.commands.command_line import read_json, write_json
 from mmlaplace.commands.random_images import random_batch, random_model, train_and_predict
-from mmlaplace.writing import write_whole
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / 'docs/heads.md'
 LOG, TIMES = ROOT / 'docs/logs/heads.json', ROOT / 'docs/logs/heads_time.json'
 BACKBONES = ('ravlt-tiny', 'mlla-tiny', 'pvtv2-b2')
@@ -130,8 +127,7 @@ def table(kind: str) -> str:
 
 
 def main() -> None:
-    parser = ToolParser(__doc__)
-    parser.add_argument('--check', action='store_true', help='compare, without writing')
+    parser = parser_of_pages(__doc__)
     parser.add_argument('--run', action='store_true', help='make the log of parameters and memory')
     parser.add_argument('--time', action='store_true', help='make the log of times')
     args = parser.parse_args()
@@ -139,12 +135,7 @@ def main() -> None:
         write_log(LOG, tried)
     if args.time:
         write_log(TIMES, timed)
-    page = PAGE.read_text()
-    made = with_tables(page, 'heads', table)
-    if args.check and made != page:
-        sys.exit(f'{PAGE} is not in step; run {Path(__file__).name}')
-    if not args.check:
-        write_whole(PAGE, made)
+    write_pages({PAGE: with_tables(PAGE.read_text(), 'heads', table)}, args)
 
 
 if __name__ == '__main__':

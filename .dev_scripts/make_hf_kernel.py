@@ -13,6 +13,9 @@ For other machines, take the libraries of wheels, which run on older systems too
 (``.dev_scripts/build_wheels.sh``). A person with an account publishes the package by one command:
 
     hf upload --repo-type kernel ACCOUNT/mmlaplace-ops FOLDER . --revision v1
+
+Beside ``build`` is the source for Hugging Face's ``kernel-builder``, which compiles all variants:
+``build.toml``, ``flake.nix``, ``torch-ext`` and ``ops``. It was not built with kernel-builder here.
 """
 
 import argparse
@@ -29,11 +32,13 @@ from typing import Dict
 
 from mmlaplace import ops
 from mmlaplace.ops._native import build_info
+from mmlaplace.ops._sources import library_sources
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME, VERSION = 'mmlaplace-ops', 1  # a change that breaks callers needs another version
 LIBRARY = 'mmlaplace/_C.abi3.so'
 SLOT = re.compile(rb'(mmlaplace built for namespace=)[\w.]+\0+')  # see tensor_stable.h
+SYSTEMS = {b'\x7fELF': 'linux', b'\xcf\xfa\xed\xfe': 'darwin'}  # by the start of a library
 OF_LAYERS = ('_sources', 'gelu_ffn', 'pola_streams', 'signed_powers', 'subnormals')  # not public
 # Without mmengine there is no log of a run.
 LOG = 'from mmengine.logging import print_log\n', 'from ._log import print_log\n'
@@ -42,6 +47,51 @@ OWN_LOG = """import warnings
 
 def print_log(line: str, logger: str) -> None:
     warnings.warn(line, stacklevel=2)
+"""
+# build_info.cpp becomes the binding by these changes: the extension's name is that of the ops.
+BINDING = (
+    ('#include "tensor.h"', '#include "../ops/common/tensor.h"\n#include "registration.h"'),
+    (
+        'MMLAPLACE_NAMESPACE(mmlaplace);',
+        'extern "C" __attribute__((used, visibility("hidden"))) const char '
+        'mmlaplace_build_namespace[128] =\n'
+        '    MMLAPLACE_NAMESPACE_TEXT STRINGIFY(TORCH_EXTENSION_NAME);\n\n'
+        'REGISTER_EXTENSION(TORCH_EXTENSION_NAME)',
+    ),
+)
+FLAKE = """{
+  inputs.kernel-builder.url = "github:huggingface/kernels";
+  outputs = { self, kernel-builder, ... }:
+    kernel-builder.lib.genKernelFlakeOutputs { inherit self; path = ./.; };
+}
+"""
+SETTINGS = """# By .dev_scripts/make_hf_kernel.py of mmlaplace, not built with kernel-builder there.
+[general]
+name = "{name}"
+version = {version}
+edition = 5
+license = "Apache-2.0"
+backends = ["cpu", "cuda"]
+
+[torch]
+src = ["torch-ext/torch_binding.cpp"]
+
+[torch.stable-abi]
+cpu = "2.10"
+cuda = "2.10"
+
+[kernel.ops_cpu]
+backend = "cpu"
+depends = ["torch"]
+cxx-flags = ["-O3", "-fvisibility=hidden"]
+src = {cpu}
+
+[kernel.ops_cuda]
+backend = "cuda"
+depends = ["torch"]
+cxx-flags = ["-O3", "-fvisibility=hidden", "-DMMLAPLACE_WITH_CUDA"]
+cuda-flags = ["-O3", "-lineinfo", "-DMMLAPLACE_WITH_CUDA"]
+src = {cuda}
 """
 CARD = """---
 library_name: kernels
@@ -80,12 +130,12 @@ def write_variant(library: Path, build: Path) -> Path:
     """Write the variant of a library into the folder of variants. Returns its folder."""
     info, content, files = build_info(library), library.read_bytes(), python_files()
     slots = list(SLOT.finditer(content))
-    if 'torch_from' not in info or len(slots) != 1:
+    if 'torch_from' not in info or len(slots) != 1 or content[:4] not in SYSTEMS:
         sys.exit(
             f'{library} is no library that serves torch 2.10 and later; compile the ops of today '
             "with such a torch: 'python setup.py build_ext --inplace'"
         )
-    system = f'{info["machine"]}-{"darwin" if sys.platform == "darwin" else "linux"}'
+    system = f'{info["machine"]}-{SYSTEMS[content[:4]]}'
     backend, archs = 'cpu', {}
     if 'cuda' in info:
         backend = f'cu{info["cuda"].replace(".", "")}'
@@ -120,6 +170,32 @@ def write_variant(library: Path, build: Path) -> Path:
     return folder
 
 
+def write_source(folder: Path) -> None:
+    """Write the source from which kernel-builder compiles the package."""
+    python = folder / 'torch-ext' / NAME.replace('-', '_')
+    binding, texts = ROOT / 'ops/common/build_info.cpp', {}
+    for path in library_sources(ROOT / 'ops'):
+        if path != binding:
+            texts[path.relative_to(ROOT).as_posix()] = path.read_text(encoding='utf-8')
+    cpu = [path for path in texts if not path.endswith('.cu')]
+    text = binding.read_text(encoding='utf-8')
+    for old, new in BINDING:
+        text = text.replace(old, new)
+    lists = {'cpu': json.dumps(cpu, indent=2), 'cuda': json.dumps([*texts], indent=2)}
+    texts['torch-ext/torch_binding.cpp'] = text
+    texts['flake.nix'] = FLAKE
+    texts['build.toml'] = SETTINGS.format(name=NAME, version=VERSION, **lists)
+    for path, content in python_files().items():
+        # Its library is named like the extension.
+        own = content.replace("glob('_C*.so')", f"glob('_{python.name}*.so')")
+        texts[(python / path).relative_to(folder).as_posix()] = own
+    shutil.rmtree(folder / 'ops', ignore_errors=True)
+    shutil.rmtree(folder / 'torch-ext', ignore_errors=True)
+    for path, content in texts.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(content, encoding='utf-8')
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -138,6 +214,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as extracted:
             library = zipfile.ZipFile(given).extract(LIBRARY, extracted) if wheel else given
             print(write_variant(Path(library), build))
+    write_source(args.folder)
     rows = [f'- `{name}`: {getattr(ops, name).__doc__.splitlines()[0]}' for name in ops.__all__]
     card = CARD.format(name=NAME, version=VERSION, rows='\n'.join(rows))
     (args.folder / 'README.md').write_text(card, encoding='utf-8')

@@ -7,16 +7,11 @@ Examples:
 
 import re
 import sys
-from pathlib import Path
 
-from marked_tables import markdown_table, with_tables
+from marked_tables import ROOT, markdown_table, parser_of_pages, with_tables, write_pages
 
-from mmlaplace.commands.command_line import ToolParser
-from mmlaplace.writing import write_whole
-
-ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / 'tests'))
-from hosts import BY_HAND, HOSTS, Host  # noqa: E402
+from hosts import BY_HAND, HOSTS, Host
 
 PAGE = ROOT / 'docs/timm.md'
 
@@ -40,16 +35,10 @@ def row(host: Host) -> list:
 
 
 def main() -> None:
-    parser = ToolParser(__doc__)
-    parser.add_argument('--check', action='store_true', help='compare, without writing')
-    args = parser.parse_args()
-    page = PAGE.read_text()
+    args = parser_of_pages(__doc__).parse_args()
     header = ['host', 'lines, for the first of its heads', 'works with', 'test']
-    made = with_tables(page, 'hosts', lambda _: markdown_table(header, map(row, HOSTS)))
-    if args.check and made != page:
-        sys.exit(f'{PAGE} is not in step; run {Path(__file__).name}')
-    if not args.check:
-        write_whole(PAGE, made)
+    table = markdown_table(header, map(row, HOSTS))
+    write_pages({PAGE: with_tables(PAGE.read_text(), 'hosts', lambda _: table)}, args)
 
 
 if __name__ == '__main__':

@@ -22,17 +22,15 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Optional
 
-from marked_tables import markdown_table, with_tables
+from marked_tables import ROOT, markdown_table, parser_of_pages, with_tables, write_pages
 
 from mmlaplace.checkpoints import PUBLISHED
 from mmlaplace.checkpoints.dense import DENSE
 from mmlaplace.checkpoints.published import PublishedModel
-from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.model_zoo import ModelInfo, files_root, read_models
 from mmlaplace.models import FAMILIES
 from mmlaplace.toolboxes import TOOLBOXES
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGE, DATA = ROOT / 'docs/model_zoo.md', ROOT / 'docs/model_zoo.csv'
 WEIGHTS = ROOT / 'docs/released_weights.md'
 SPEEDS = ROOT / 'docs/logs/model_zoo_cpu.json'
@@ -97,23 +95,23 @@ def whole_place(model: ModelInfo) -> str:
 
 def parameters_and_macs(model: ModelInfo) -> Dict[str, str]:
     """Parameters and MACs."""
-    ours, theirs = model.metadata, model.metadata['Published']
-    row = {'params': amount(ours, 'Parameters', 'M', '.2f')}
+    counted, published = model.metadata, model.metadata['Published']
+    row = {'params': amount(counted, 'Parameters', 'M', '.2f')}
     # Some papers count the parameters of layers alone, or the products of the kernels too.
-    if 'Parameters of layers' in ours:
-        row['of layers'] = amount(ours, 'Parameters of layers', 'M', '.2f')
-    row['params, published'] = amount(theirs, 'Parameters', 'M', 'g')
-    row['MACs'] = amount(ours, 'MACs', 'G', '.2f')
-    if 'MACs with kernels' in ours:
-        row['with kernels'] = amount(ours, 'MACs with kernels', 'G', '.2f')
-    row['MACs, published'] = amount(theirs, 'MACs', 'G', '')
+    if 'Parameters of layers' in counted:
+        row['of layers'] = amount(counted, 'Parameters of layers', 'M', '.2f')
+    row['params, published'] = amount(published, 'Parameters', 'M', 'g')
+    row['MACs'] = amount(counted, 'MACs', 'G', '.2f')
+    if 'MACs with kernels' in counted:
+        row['with kernels'] = amount(counted, 'MACs with kernels', 'G', '.2f')
+    row['MACs, published'] = amount(published, 'MACs', 'G', '')
     return row
 
 
-def link(model: ModelInfo, folder: Path) -> str:
-    """The name of a config, with a link from a file in this folder."""
+def link(model: ModelInfo, folder: Path, text: str = '') -> str:
+    """The name of a config, or another text, with a link from a file in this folder."""
     config = ROOT / model.config.relative_to(files_root())
-    return f'[{model.name}]({os.path.relpath(config, folder)})'
+    return f'[{text or model.name}]({os.path.relpath(config, folder)})'
 
 
 def amount(figures: dict, name: str, unit: str, digits: str) -> str:
@@ -278,9 +276,7 @@ def dense(models: List[ModelInfo], task: str, heads: Dict[str, str]) -> str:
 def dense_cell(model: ModelInfo) -> str:
     """The published scores of a detector or segmentor, with a link to its config."""
     found = [score(model, name) for name in metrics(model)]
-    text = 'config' if set(found) == {'–'} else ' / '.join(found)
-    config = ROOT / model.config.relative_to(files_root())
-    return f'[{text}]({os.path.relpath(config, PAGE.parent)})'
+    return link(model, PAGE.parent, 'config' if set(found) == {'–'} else ' / '.join(found))
 
 
 def whole_models(models: List[ModelInfo]) -> str:
@@ -325,9 +321,7 @@ def worst(errors: Iterable[float]) -> str:
 
 
 def main() -> None:
-    parser = ToolParser(__doc__)
-    parser.add_argument('--check', action='store_true', help='only name the files not in step')
-    args = parser.parse_args()
+    args = parser_of_pages(__doc__).parse_args()
     readmes = [ROOT / 'README.md', *sorted(ROOT.glob('configs/*/*/README.md'))]
     models = read_models()
     wanted = {
@@ -344,15 +338,7 @@ def main() -> None:
     for page in (PAGE, WEIGHTS):
         wanted[page] = with_tables(page.read_text(), 'table', lambda name: tables[name]())
     wanted[DATA] = data_file(models)
-    stale = [p for p, text in wanted.items() if not p.is_file() or p.read_text() != text]
-    names = ', '.join(str(path.relative_to(ROOT)) for path in stale)
-    if args.check and stale:
-        sys.exit(
-            f'not in step with the metafiles: {names}; run python .dev_scripts/make_model_zoo.py'
-        )
-    for path in stale:
-        path.write_text(wanted[path])
-    print(f'wrote {names}' if stale else 'all tables are in step with the metafiles')
+    write_pages(wanted, args)
 
 
 if __name__ == '__main__':

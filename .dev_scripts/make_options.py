@@ -10,20 +10,16 @@ Examples:
 
 import inspect
 import re
-import sys
 from dataclasses import fields
 from functools import partial
-from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List
 
-from marked_tables import markdown_table, with_tables
+from marked_tables import ROOT, markdown_table, parser_of_pages, with_tables, write_pages
 from mmengine.registry import MODELS
 
-from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.models import BaseAttention, Frame, PyramidBackbone, QKVAttention
 from mmlaplace.models.pyramid.options import ARCH_KEYS, with_attention
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / 'docs/options.md'
 SECTION = r'^{}:\n(.*?)(?=^(?:Args|Attributes|Returns|Raises|Source|Examples):|^\S|\Z)'
 
@@ -174,16 +170,8 @@ def tables() -> Dict[str, str]:
 
 
 def main() -> None:
-    parser = ToolParser(__doc__)
-    parser.add_argument('--check', action='store_true', help='only say whether it is in step')
-    args = parser.parse_args()
-    text = with_tables(PAGE.read_text(), 'table', tables().__getitem__)
-    in_step = PAGE.read_text() == text
-    if args.check and not in_step:
-        sys.exit(f'{PAGE.name} is not in step; run python .dev_scripts/make_options.py')
-    if not in_step:
-        PAGE.write_text(text)
-    print(f'{PAGE.name} is in step' if in_step else f'wrote {PAGE.relative_to(ROOT)}')
+    args = parser_of_pages(__doc__).parse_args()
+    write_pages({PAGE: with_tables(PAGE.read_text(), 'table', tables().__getitem__)}, args)
 
 
 if __name__ == '__main__':

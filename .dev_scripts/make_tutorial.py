@@ -9,15 +9,12 @@ Examples:
 """
 
 import base64
-import sys
 from pathlib import Path
 from typing import Dict
 
 import nbformat
+from marked_tables import ROOT, parser_of_pages, write_pages
 
-from mmlaplace.commands.command_line import ToolParser
-
-ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = ROOT / 'demo/tutorial.ipynb'
 PAGE = ROOT / 'docs/tutorials/notebook.md'
 PICTURES = ROOT / 'docs/images'
@@ -60,23 +57,14 @@ def page(notebook: nbformat.NotebookNode) -> Dict[Path, bytes]:
 
 
 def main() -> None:
-    parser = ToolParser(__doc__)
+    parser = parser_of_pages(__doc__)
     parser.add_argument('--run', action='store_true', help='run the notebook and store its outputs')
-    parser.add_argument('--check', action='store_true', help='write nothing')
     args = parser.parse_args()
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     if args.run:
         run(notebook)
         nbformat.write(notebook, NOTEBOOK)
-    files = page(notebook)
-    if args.check:
-        stale = [path for path, content in files.items() if path.read_bytes() != content]
-        if stale:
-            sys.exit(f'{stale[0]} is not in step: run python .dev_scripts/make_tutorial.py')
-        return
-    for path, content in files.items():
-        path.write_bytes(content)
-        print(f'wrote {path}')
+    write_pages(page(notebook), args)
 
 
 if __name__ == '__main__':

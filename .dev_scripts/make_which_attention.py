@@ -10,16 +10,13 @@ Examples:
   python .dev_scripts/make_which_attention.py --check   # exit status 1 if a table is not in step
 """
 
-import sys
-from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from fashion_options import fashion_tables
-from marked_tables import markdown_table, with_tables
+from marked_tables import ROOT, markdown_table, parser_of_pages, with_tables, write_pages
 from mmengine.registry import MODELS
 from probe_tables import probe_tables
 
-from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.lab.probes.prediction import (
     Correlation,
     TrainedHere,
@@ -38,7 +35,6 @@ from mmlaplace.lab.probes.report import (
 from mmlaplace.lab.probes.results import read_results
 from mmlaplace.lab.probes.study import read_studies
 
-ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / 'docs'
 PAGES = [DOCS / name for name in ('which_attention.md', 'probes.md', 'attention_comparison.md')]
 PICTURE, SMALL_PICTURE = DOCS / 'images/probes.png', DOCS / 'images/probes_small.png'
@@ -185,9 +181,7 @@ def draw_small(
 
 
 def main() -> None:
-    parser = ToolParser(__doc__)
-    parser.add_argument('--check', action='store_true', help='only say whether they are in step')
-    args = parser.parse_args()
+    args = parser_of_pages(__doc__).parse_args()
     found = tables(read_results(LOG), read_studies())
     costs, here = read_costs(COMPARED), on_images()
     main_table = found['attentions']
@@ -200,19 +194,10 @@ def main() -> None:
         **fashion_tables(COMPARED),
     }
     texts = {path: with_tables(path.read_text(), 'table', made.__getitem__) for path in PAGES}
-    late = [path.name for path, text in texts.items() if path.read_text() != text]
-    if args.check:
-        if late:
-            sys.exit(f'{late} are not in step; run python .dev_scripts/{Path(__file__).name}')
-        return
-    for path, text in texts.items():
-        path.write_text(text)
-    draw(main_table, PICTURE, here, costs, facts)
-    draw_small(main_table, here, costs)
-    pages = ', '.join(path.name for path in PAGES)
-    print(f'wrote the tables of {pages}, {PICTURE.name} and {SMALL_PICTURE.name}')
-    if late:
-        print(f'tables of {late} have changed; read the sentences beside them again')
+    write_pages(texts, args)
+    if not args.check:
+        draw(main_table, PICTURE, here, costs, facts)
+        draw_small(main_table, here, costs)
 
 
 if __name__ == '__main__':

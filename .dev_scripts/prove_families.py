@@ -40,10 +40,10 @@ class Recorder:
             module.assert_close = self.recording(module.assert_close, sampled)
 
     def recording(self, check: Callable, sampled: Callable) -> Callable:
-        def assert_close(ours: Any, theirs: Any, *tolerance: float) -> None:
-            error = (sampled(ours).flatten() - theirs.flatten()).abs().max()
-            self.errors.append(float(error / theirs.abs().max()))
-            check(ours, theirs, *tolerance)
+        def assert_close(own: Any, released: Any, *tolerance: float) -> None:
+            error = (sampled(own).flatten() - released.flatten()).abs().max()
+            self.errors.append(float(error / released.abs().max()))
+            check(own, released, *tolerance)
 
         return assert_close
 

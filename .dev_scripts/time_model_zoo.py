@@ -4,10 +4,11 @@ It writes docs/logs/model_zoo_cpu.json, from which make_model_zoo.py takes image
 docs/images/model_zoo_speed.png. Each model is timed alone at 224 x 224 pixels, batch 8, in turns
 with PVT-tiny, whose times show how even the machine was. Peers of other projects come last.
 
-Examples:
-  python .dev_scripts/time_model_zoo.py             # twenty minutes, on an idle machine
-  python .dev_scripts/time_model_zoo.py --missing   # only models that the log lacks, same machine
-  python .dev_scripts/time_model_zoo.py --draw      # only the picture
+What the log has is not timed again; remove the log to time all, in twenty minutes on an idle
+machine.
+
+Example:
+  python .dev_scripts/time_model_zoo.py
 """
 
 import json
@@ -23,14 +24,14 @@ from mmlaplace.analysis.measuring import describe_machine, interleave, model_job
 from mmlaplace.commands.command_line import ToolParser, write_json
 from mmlaplace.lab.figures import new_figure, save
 from mmlaplace.lab.side_by_side.backbone_candidates import find
-from mmlaplace.lab.side_by_side.backbone_report import MARKERS
+from mmlaplace.lab.side_by_side.backbone_report import draw_families
 from mmlaplace.lab.side_by_side.published_top1 import peers, published
 from mmlaplace.model_zoo import ModelInfo, read_models
 
 ROOT = Path(__file__).resolve().parent.parent
 LOG = ROOT / 'docs/logs/model_zoo_cpu.json'
 PICTURE = ROOT / 'docs/images/model_zoo_speed.png'
-SIDE, BATCH, ROUNDS, BASE = 224, 8, 5, 'pvt-tiny'
+SIDE, BATCH, ROUNDS, THREADS, BASE = 224, 8, 5, 2, 'pvt-tiny'
 
 
 def timed_models() -> List[ModelInfo]:
@@ -57,22 +58,22 @@ def seconds(name: str, base: Any, images: torch.Tensor) -> Dict[str, float]:
     return {'images per second': speeds['model'], 'base': speeds['base']}
 
 
-def measure(missing: bool) -> None:
-    """Time all models, or those that the log lacks, and write the log after each."""
+def measure() -> None:
+    """Time the models that the log lacks, and write the log after each."""
     images = torch.randn(BATCH, 3, SIDE, SIDE)
     base = model_job(find(BASE)(train=False), images, False)  # without dropout or BatchNorm
     result: Dict[str, Any] = dict(
         machine=describe_machine(images.device), side=SIDE, batch=BATCH, rounds=ROUNDS, base=BASE,
         models={}, peers={},
     )  # fmt: skip
-    if missing:
-        known = json.loads(LOG.read_text())
-        if known['machine'] != result['machine']:
-            sys.exit(f'{LOG.name} is of {known["machine"]}, not of {result["machine"]}; time all')
-        result.update(models=known['models'], peers=known['peers'])
-    for model in timed_models():
-        if model.name in result['models']:
-            continue
+    known = json.loads(LOG.read_text()) if LOG.is_file() else result
+    models = [model for model in timed_models() if model.name not in known['models']]
+    if known['machine'] != result['machine']:
+        if models:
+            sys.exit(f'{LOG.name} is of {known["machine"]}; remove it to time all models here')
+        return
+    result.update(models=known['models'], peers=known['peers'])
+    for model in models:
         result['models'][model.name] = seconds(str(model.config), base, images)
         write_json(LOG, result)
     for name in peers():
@@ -97,41 +98,23 @@ def draw() -> None:
             lines.setdefault(family, []).append((speed, top1))
     others = [(found['images per second'], published()[name].top1)
               for name, found in result['peers'].items()]  # fmt: skip
-    front: List[Tuple[float, float]] = []
-    for point in sorted(sum(lines.values(), others), reverse=True):
-        if not front or point[1] > front[-1][1]:
-            front.append(point)
     figure, axis = new_figure(1, 1, (8, 6))
-    axis.step(*zip(*front), where='pre', color='C2', lw=8, alpha=0.2, label='best at its speed')
-    coloured = iter(range(100))
-    for family, points in sorted(lines.items(), key=lambda item: -max(p[1] for p in item[1])):
-        style: Dict[str, Any] = dict(color='0.8', marker='.', zorder=1)
-        if set(points) & set(front):
-            index = next(coloured)
-            style = dict(color=f'C{index % 10}', marker=MARKERS[index % len(MARKERS)], label=family)
-        axis.plot(*zip(*sorted(points)), **style)
+    draw_families(axis, lines, others, grey=True)
     axis.plot([], [], color='0.8', marker='.', label='further families here')
     axis.scatter(*zip(*others), color='0.4', marker='x', label='other projects')
     machine = result['machine']
     axis.set(
         xlabel=f'images a second, {machine["CPU"]}, {machine["threads"]} threads, {SIDE} x {SIDE}',
-        ylabel='top-1 on ImageNet-1k, published (%)', xscale='log',
+        ylabel='top-1 on ImageNet-1k, published (%)',
     )  # fmt: skip
-    axis.xaxis.set_major_formatter('{x:g}')
-    axis.grid(alpha=0.3, which='both')
     figure.legend(loc='outside lower center', ncols=3)
     save(figure, PICTURE, dpi=120)
 
 
 def main() -> None:
-    parser = ToolParser(__doc__)
-    parser.add_argument('--draw', action='store_true', help='only draw the log')
-    parser.add_argument('--missing', action='store_true', help='only time what the log lacks')
-    parser.add_argument('--threads', type=int, default=2, help='default: %(default)s')
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    if not args.draw:
-        measure(args.missing)
+    ToolParser(__doc__).parse_args()
+    torch.set_num_threads(THREADS)
+    measure()
     draw()
     print(f'wrote {LOG.relative_to(ROOT)} and {PICTURE.relative_to(ROOT)}')
 

@@ -50,7 +50,7 @@ def gallery(explorer: Explorer, names: List[str], host: str, study: str, view: V
     """A panel for each attention, trained if one of the models was."""
     trained: Dict[str, str] = {}
     for key, source in explorer.models.sources.items():
-        if key.startswith(f'{source.title}, {study}, '):  # its local branch is not left out
+        if key.startswith(f'{source.title}, {study}, '):
             trained.setdefault(source.title, key)  # the first seed
     drawn = []
     for name in track(names, 'attentions', transient=True):

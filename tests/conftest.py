@@ -122,12 +122,24 @@ def mini_data(tmp_path_factory, pytestconfig) -> Path:
 
 
 @functools.cache
+class OnMap(torch.nn.Module):
+    """An attention as a model of maps ``(B, C, H, W)``: every pixel is a token."""
+
+    def __init__(self, attention: torch.nn.Module) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.attention(image.flatten(2).transpose(1, 2), tuple(image.shape[2:]))
+
+
 def load_tool(path: str) -> types.ModuleType:
     """A script as a module, such as ``load_tool('tools/benchmarks/benchmark_ops.py')``."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where pickle looks for its functions
-    spec.loader.exec_module(module)
+    with mock.patch.object(sys, 'path', [str((ROOT / path).parent), *sys.path]):
+        spec.loader.exec_module(module)
     return module
 
 

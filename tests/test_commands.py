@@ -50,7 +50,7 @@ NOT_HERE = {
     r'.*make_hf_kernel\.py': 'tests/ops makes the package',
     r'.*reproduce\.py(?!.*(--list|--dry-run))': 'takes hours',
     r'.*(configs/lra/|make_lra_datasets)': 'takes minutes; tests/lab/lra does it with less data',
-    r'.*(compare_inverse|probe_attentions|paper_figures\.py (?!softpp-1a))':
+    r'.*(probe_attentions|paper_figures\.py (?!softpp-1a))':
         'takes minutes, and tests/lab does it smaller',
     r'.*train_rt_detr\.py': 'takes minutes, and tests/test_hosts.py takes one step',
     r'.*(--format aoti|prepare_image\.py|dry_run\.py)': 'takes minutes, and tests/tools does it',

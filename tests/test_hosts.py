@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, run_script
+from conftest import ROOT, load_tool, run_script
 from hosts import HOSTS, SIDE, build, transformers_scores
 from PIL import Image
 
@@ -132,6 +132,22 @@ def test_the_script_trains_a_detector_and_evaluates_it(tmp_path):
     assert result.returncode == 0, result.stderr
     log = json.loads((tmp_path / 'out/results.json').read_text())
     assert set(log['box']) == {'AP', 'AP50', 'AP75'} and (tmp_path / 'out/config.json').is_file()
+
+
+def test_labels_of_images_to_evaluate_are_those_of_the_training(tmp_path):
+    tool = load_tool('tools/train_rt_detr.py')
+    (tmp_path / 'annotations').mkdir()
+
+    def part(name, categories, train=None):
+        content = dict(images=[], annotations=[], categories=categories)
+        (tmp_path / f'annotations/{name}.json').write_text(json.dumps(content))
+        return tool.CocoImages(tmp_path, name, None, train)
+
+    cat, dog = dict(id=3, name='cat'), dict(id=9, name='dog')
+    train = part('train', [cat, dog])
+    assert part('val', [dog], train).categories == [3, 9]  # a file may leave out what it lacks
+    with pytest.raises(SystemExit, match=r"val.json has the categories \{3: 'dog'\}, and train"):
+        part('val', [dict(id=3, name='dog')], train)
 
 
 def test_prefix_tokens_are_those_of_timm(images):

@@ -14,7 +14,7 @@ from mmengine.config import Config
 from mmengine.registry import DefaultScope
 
 import mmlaplace
-from mmlaplace import check, mmpretrain_hub
+from mmlaplace import check, toolbox_hubs
 from mmlaplace.__main__ import main
 from mmlaplace.checkpoints import PUBLISHED
 from mmlaplace.commands.model_list import path_from_here
@@ -228,12 +228,11 @@ def test_files_are_found_or_named(monkeypatch, tmp_path):
     with pytest.raises(FileNotFoundError, match='no .mim folder'):
         files_root()
     with pytest.warns(UserWarning, match='lacks our classifiers: .* has no .mim folder'):
-        mmpretrain_hub.register(SimpleNamespace())
+        toolbox_hubs.register(SimpleNamespace())
 
 
 def test_all_files_are_in_step(monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', ['make_model_zoo.py', '--check'])
-    monkeypatch.syspath_prepend(ROOT / '.dev_scripts')
     load_tool('.dev_scripts/make_model_zoo.py').main()
     assert 'in step' in capsys.readouterr().out
 

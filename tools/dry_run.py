@@ -92,7 +92,7 @@ def shorten(
     """The config for a dry run. Everything that is not named here stays."""
     cfg = Config(on_stand_ins(cfg.to_dict(), data))
     cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=iterations, val_interval=iterations)
-    # Also where a config has one image a GPU: with SyncBN, other GPUs would add theirs.
+    # Also where a config has one image a GPU: SyncBN would add the images of other GPUs.
     cfg.train_dataloader.batch_size = batch_size
     for loader in (cfg.val_dataloader, cfg.test_dataloader):
         loader.batch_size = min(loader.batch_size, batch_size)

@@ -36,12 +36,19 @@ SMALL = dict(
 
 
 class CocoImages(Dataset):
-    """A part of a data set in COCO's format, as RT-DETR's processor makes it."""
+    """A part of a data set in COCO's format, as RT-DETR's processor makes it.
 
-    def __init__(self, data: Path, part: str, processor) -> None:
+    The categories are those of a training, if it is given, whose labels another part has too.
+    """
+
+    def __init__(self, data: Path, part: str, processor, train=None) -> None:
         self.coco = COCO(data / f'annotations/{part}.json')
         self.folder, self.processor, self.ids = data / part, processor, sorted(self.coco.imgs)
-        self.categories = sorted(self.coco.cats)  # by label: COCO's own have gaps
+        self.names = {number: one['name'] for number, one in self.coco.cats.items()}
+        known = self.names if train is None else train.names
+        if others := self.names.items() - known.items():
+            end_tool(f'{part}.json has the categories {dict(others)}, and train.json {known}')
+        self.categories = sorted(known)  # by label: COCO's own have gaps
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -115,8 +122,9 @@ def main() -> None:
     hf.set_seed(0)
     size = dict(height=args.size[0], width=args.size[1])
     processor = hf.RTDetrImageProcessor(size=size, do_normalize=True)
-    train, val = (CocoImages(args.data, part, processor) for part in ('train', 'val'))
-    names = {i: train.coco.cats[number]['name'] for i, number in enumerate(train.categories)}
+    train = CocoImages(args.data, 'train', processor)
+    val = CocoImages(args.data, 'val', processor, train)
+    names = {i: train.names[number] for i, number in enumerate(train.categories)}
     model = hf.RTDetrForObjectDetection(hf.RTDetrConfig(
         backbone_config=hf.TimmBackboneConfig(backbone=args.backbone, out_indices=[1, 2, 3]),
         id2label=names, label2id={name: i for i, name in names.items()},

@@ -105,14 +105,13 @@ def _compared(written: Path) -> Dict[str, Source]:
     checkpoint = written.parent / phase['data'] / f'epoch_{phase["epochs"]}.pth'
     if host not in HOSTS or study not in STUDIES or not checkpoint.is_file():
         return {}
-    off = ' without local branch' if 'no-local-branch' in written.parts[-3] else ''
     source = Source(
         f'{name} on {host}',
         backbone_cfg(host, settings['attn_cfg'], phase['side']),
         checkpoint,
-        f'trained on {study}{off}, seed {settings["seed"]}',
+        f'trained on {study}, seed {settings["seed"]}',
     )
-    return {f'{name}{off} on {host}, {study}, seed {settings["seed"]}': source}
+    return {f'{name} on {host}, {study}, seed {settings["seed"]}': source}
 
 
 class Models:

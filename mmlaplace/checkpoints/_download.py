@@ -29,7 +29,7 @@ def check_scheme(checkpoint: Union[str, PathLike]) -> None:
     except KeyError as error:
         raise ValueError(
             f'{checkpoint} begins with {error.args[0]!r}, which mmengine.fileio does not open; '
-            'give a path, or an address that begins with https://, hf:// or timm://'
+            'give a path, or an address that begins with https://, hf://, timm:// or mmlaplace://'
         ) from error
 
 

@@ -14,10 +14,12 @@ Change = Callable[[Tensor, Tuple[int, int]], Tensor]
 Target = Union[None, str, Tuple[str, Change], List[Tuple[str, Change]]]
 Rows = Mapping[str, Target]
 NUMBER = re.compile(r'\{(\w)\}')
+# Starts of names outside of a backbone.
+OUTSIDE = ('neck.', 'head.', 'decode_head.', 'auxiliary_head.')
 
 
 class Move(NamedTuple):
-    """One tensor of the authors on its way: its name, its new name, its row, its change."""
+    """A released tensor: its old and new name, its row of the table, the change of its values."""
 
     released: str
     own: str
@@ -32,15 +34,17 @@ class NameTable:
         rows: For the start of a name of the authors, the start of the name here. A start that ends
             without a dot is a whole name. ``{i}`` and ``{j}`` are numbers, and in a name here
             ``{i-1}`` is one less. Of the starts that fit, the one with the most letters holds.
-            Names here are those in a backbone, or begin with ``neck.`` or ``head.``. Instead of a
-            name, there may be a pair of a name and a function that changes the tensor, a list of
-            such pairs, or None for a tensor that the models here do not have. Tensors with one new
-            name are concatenated in the order of the rows.
+            Names here are those in a backbone, or begin with ``neck.``, ``head.``, ``decode_head.``
+            or ``auxiliary_head.``. Instead of a name, there may be a pair of a name and a function
+            that changes the tensor, a list of such pairs, or None for a tensor that the models here
+            do not have. Tensors with one new name are concatenated in the order of the rows.
         identifying: Names of tensors that every checkpoint with these names has, and no other kind.
             Default: ().
         means: Starts of names here whose tensors are not concatenated, but averaged. Default: ().
         averaged: Whether the authors evaluate the averaged weights of a file that has others too.
             Default: False.
+        whole: Whether the names are those of all of a detector or segmentor. Default: False, of a
+            classifier or a backbone.
 
     Examples:
         >>> import torch
@@ -56,8 +60,10 @@ class NameTable:
         identifying: Tuple[str, ...] = (),
         means: Tuple[str, ...] = (),
         averaged: bool = False,
+        whole: bool = False,
     ) -> None:
         self.identifying, self.means, self.averaged, self.rows = identifying, means, averaged, rows
+        self.whole = whole
         longest_first = sorted(rows, key=lambda start: -len(NUMBER.sub('', start)))
         order = {start: row for row, start in enumerate(rows)}
         self._rows = [(_pattern(start), order[start], rows[start]) for start in longest_first]
@@ -125,7 +131,7 @@ class NameTable:
         parts: Dict[str, List[Tensor]] = {}
         report = {name: 'dropped' for name in released}
         for move in sorted(moves, key=lambda move: move.row):  # the sort keeps the order of equals
-            outside = move.own.startswith(('neck.', 'head.'))
+            outside = move.own.startswith(OUTSIDE)
             own = move.own if outside else prefix + move.own
             value = released[move.released]
             check_stored(move.released, value)

@@ -15,7 +15,8 @@ class DenseModel(NamedTuple):
 
     Attributes:
         classifier: Name in ``PUBLISHED`` of the classifier with a backbone of the same size.
-        names: The names of its backbone. Necks and heads have those of mmdet and mmseg.
+        names: The names of its backbone, as necks and heads have those of mmdet and mmseg. If the
+            table is ``whole``, the names of all of it.
         weights: Address of the file. Empty, if the authors' link is.
         page: Address of a web page with the file, where that of the file is not known.
         licence: Of the repository or of its copy of the toolbox. Empty, if there is none.
@@ -73,7 +74,8 @@ def dense_models(
     }
 
 
-# The first that starts a name of a file tells its kind. The configs of a kind have its word.
+# The first that starts a name of a file tells its kind. Where the authors have their own toolbox,
+# there are their start and ours. The configs of a kind have its word.
 KINDS = (
     ('rpn_head.init_proposal_', 'Sparse R-CNN', ''),
     ('roi_head.mask_head.0.', 'Cascade Mask R-CNN', 'cascade-mask-rcnn'),
@@ -85,6 +87,10 @@ KINDS = (
     ('bbox_head.gfl_', 'GFL', ''),
     ('bbox_head.reppoints_', 'RepPoints', ''),
     ('bbox_head.transformer.', 'DETR', ''),
+    (('neck.laterals.', 'head.output_ops.'), 'SegHead', 'seghead'),
+    (('decode_head.aspp_modules.', 'seg_head.aspp.'), 'DeepLabv3', 'deeplabv3'),
+    ('seg_head.psp_layer.', 'PSPNet of CVNets', ''),
+    ('ssd_heads.', 'SSD of CVNets', ''),
     ('decode_head.psp_modules.', 'UPerNet', 'upernet'),
     ('decode_head.scale_heads.', 'Semantic FPN', 'fpn'),
     ('head.fc.', 'classifier', ''),
@@ -121,18 +127,19 @@ def _backbone_of(names: Collection[str]) -> Dict[str, str]:
 
 def maps_table(names: Collection[str]) -> Optional[NameTable]:
     """The authors' names of a detector's backbone, or None. ``names`` have no prefix."""
-    return best_table((model.names for model in DENSE.values()), names)
+    return best_table((each.names for each in DENSE.values() if not each.names.whole), names)
 
 
 def table_of(names: Collection[str]) -> Optional[NameTable]:
-    """The authors' names of the backbone in a whole detector or segmentor, or None."""
-    return maps_table(_backbone_of(names))
+    """The authors' names of a whole detector or segmentor, or of its backbone, or None."""
+    whole = best_table((each.names for each in DENSE.values() if each.names.whole), names)
+    return whole or maps_table(_backbone_of(names))
 
 
 def convert(
     released: Mapping[str, Tensor], table: NameTable, image_size: Tuple[int, int] = (1, 1)
 ) -> Converted:
-    """Rename a detector or segmentor. Its neck and heads keep their names.
+    """Rename a detector or segmentor. Unless the table is whole, neck and heads keep their names.
 
     Args:
         released: The authors' tensors, without a ``module.`` before all names.
@@ -143,6 +150,8 @@ def convert(
         ValueError: As there, and for heads of mmdet 1.
     """
     check_heads(released)
+    if table.whole:
+        return table.convert(released, image_size)
     inside = {name: released[full] for name, full in _backbone_of(released).items()}
     weights, report = table.convert(inside, image_size, PREFIX)
     report = [(PREFIX + name, own, shape) for name, own, shape in report]
@@ -186,6 +195,8 @@ def unknown_backbone(names: Collection[str]) -> str:
             f"its names are those of OpenMMLab's own Swin or PVT, as {marked[0]}; take the config "
             'of mmdet or mmseg for it'
         )
+    if not inside:
+        return f'it is a {kind_of(names)}, and no config here has its heads'
     return f'the names of its backbone are {first_names(inside)}, those of no released {DENSE_TEXT}'
 
 

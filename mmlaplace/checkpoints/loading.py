@@ -16,7 +16,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from ._download import DownloadError, check_scheme, download_once
 from ._hubs import HUB, TIMM, file_from_hub, weights_of_timm
 from ._plain_load import UnsafeCheckpointError, load_plain
-from .dense import other_kind
+from .dense import DENSE, other_kind
 from .fit import LoadReport, check_names, check_stored, check_values, other_arch
 from .names import find_prefix, first_names, plain_names
 from .own_names import fitting_sentence, in_own_names
@@ -186,7 +186,10 @@ def read_dataset_meta(checkpoint: Union[str, PathLike]) -> Dict[str, list]:
 
 
 def read_for_mmengine(checkpoint: str, map_location: Any = 'cpu') -> Dict[str, Any]:
-    """The weights, and the classes and colours beside them, in a dict as mmengine writes it."""
+    """The weights, and the classes and colours beside them, in a dict as mmengine writes it.
+
+    If a released detector or segmentor has none, they are those of the data set in its config.
+    """
     content = read(checkpoint, map_location)
     meta = dict(dataset_meta=_dataset_meta_in(content))
     tensors = _weights_in(content, checkpoint).tensors
@@ -199,6 +202,11 @@ def read_for_mmengine(checkpoint: str, map_location: Any = 'cpu') -> Dict[str, A
                 'released model; load the file by its address if that is meant'
             )
         print_log(f'{checkpoint}: {count} tensors of {place} became {len(tensors)}', 'current')
+        name = released_name(checkpoint)
+        if name in DENSE:
+            from ..commands.dense_models import dataset_meta_of  # which reads configs, by this file
+
+            meta = dict(dataset_meta=dataset_meta_of(name, meta['dataset_meta']))
     return dict(state_dict=tensors, meta=meta)
 
 

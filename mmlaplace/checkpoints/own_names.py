@@ -121,6 +121,13 @@ def check_dense(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Non
     wanted = {name.removeprefix('module.'): value for name, value in own.items()}
     if dense.kind_of(wanted) in ('', 'classifier'):
         return
+    table = dense.table_of(given)
+    if table is not None and table.whole:
+        raise ValueError(
+            'the checkpoint is a whole model by the names of its authors, which this loader does '
+            'not know; give its mmlaplace://NAME, or convert it by '
+            'tools/model_converters/convert.py'
+        )
     dense.check_heads(given, wanted)
     heads = [name for name in given if not name.startswith((PREFIX, 'neck.'))]
     # A Faster R-CNN may well start a Mask R-CNN.

@@ -57,6 +57,7 @@ class PublishedModel(NamedTuple):
 # By name. The files of papers in ``models/backbones/`` add to it.
 PUBLISHED: Dict[str, PublishedModel] = {}
 BLOCK = re.compile(r'(?:.*\.)?stages\.(\d+)\.blocks\.(\d+)\.')
+OF_THE_WEIGHTS = ('pretrained_window',)  # no tensor shows it, and it follows the image size
 OWN = re.compile(r'(?:.*\.)?stages\.\d+\.(patch_embed|blocks)\.')
 PREFIX, NECK = 'backbone.', 'neck.'
 
@@ -229,10 +230,11 @@ def _words(path: str) -> Set[str]:
 
 
 def other_options(module: torch.nn.Module, weights: Mapping[str, Tensor], checkpoint: Any) -> str:
-    """Why a file is for a backbone of other options, by its name, or nothing.
+    """Why a file is for a backbone of other options, or nothing.
 
-    It can be said of models with the same names and shapes, such as CSWin for 224 and for 384
-    pixels, whose stripes are wider.
+    Of models with the same names and shapes, such as CSWin for 224 and for 384 pixels, whose
+    stripes are wider, the name of the file tells one. Where all have one value of
+    ``OF_THE_WEIGHTS``, no name is needed.
 
     Args:
         module: A backbone, or a model with one.
@@ -241,15 +243,17 @@ def other_options(module: torch.nn.Module, weights: Mapping[str, Tensor], checkp
     """
     fit = fitting(weights)
     named = by_file_name(fit, checkpoint)
-    if len(fit) == 1 or len(named) != 1:
-        return ''
-    wanted, *others = (_options_of(_state_of(name).backbone) for name in (*named, *fit))
+    options = [_options_of(_state_of(name).backbone) for name in (*named, *fit)]
+    told = options[: len(named)]
     for part in module.modules():
         own = _options_of(part) if hasattr(part, 'other_outputs') else {}
-        for key, value in wanted.items():
-            if any(other.get(key) != value for other in others) and own.get(key, value) != value:
+        for key, value in options[0].items() if told else ():
+            by_name = len(told) == 1 and any(other.get(key) != value for other in options)
+            of_all = key[1] in OF_THE_WEIGHTS and all(one.get(key) == value for one in told)
+            if (by_name or of_all) and own.get(key, value) != value:
                 return (
-                    f'by its name it is {describe(named[0])}, where {key[0]} has {key[1]}={value}, '
+                    f'{"" if named == fit else "by its name "}it is '
+                    f'{" or ".join(map(describe, named))}, where {key[0]} has {key[1]}={value}, '
                     f'and this {type(part).__name__} has {own[key]}; build it with these options, '
                     'or to load it as it is, convert it by tools/model_converters/convert.py'
                 )

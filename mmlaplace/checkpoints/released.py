@@ -35,7 +35,8 @@ def released_name(checkpoint: Union[str, PathLike]) -> str:
     names = {_letters(known): known for known in (*PUBLISHED, *DENSE)}
     if _letters(name) in names:
         return names[_letters(name)]
-    near = [names[each] for each in get_close_matches(_letters(name), names, cutoff=0.75)]
+    longer = [each for each in names if _letters(name) and each.startswith(_letters(name))]
+    near = [names[i] for i in longer or get_close_matches(_letters(name), names, cutoff=0.75)][:4]
     raise ValueError(
         f'no released weights of {name!r} are known'
         + (f'; similar names are {", ".join(near)}' if near else '')

@@ -68,6 +68,8 @@ def convert_dense(
         raise ValueError(unknown_backbone(tensors))
     converted = convert(tensors, table, image_size)
     fit = fitting_dense(converted.weights)
+    # Of those with these heads, the ones for as many classes.
+    fit = [n for n in fit if not _unfit(meta_model(config_of(n)), converted.weights)[0]] or fit
     if not (fit or model):
         raise ValueError(
             f'it is a {kind_of(tensors)} of a size or with heads that no config of ours has; '
@@ -111,6 +113,8 @@ def _unfit(model: nn.Module, weights: Mapping[str, Tensor]) -> Tuple[str, List[s
 def dataset_meta_of(name: str, stored: Mapping[str, list]) -> Dict[str, list]:
     """Classes and palette for a converted file: those of the authors' file, else of the data set.
 
+    Without the toolbox, they are those of the file alone.
+
     Args:
         name: The released model.
         stored: What the file has of them.
@@ -118,6 +122,6 @@ def dataset_meta_of(name: str, stored: Mapping[str, list]) -> Dict[str, list]:
     cfg = get_config(config_of(name))
     data_set = cfg.test_dataloader.dataset
     known = DATASETS.get(f'{cfg.default_scope}.{data_set.type}').METAINFO
-    if stored.get('classes', list(known['classes'])) != list(known['classes']):
+    if known is None or stored.get('classes', list(known['classes'])) != list(known['classes']):
         return dict(stored)
     return {**{key: list(known[key]) for key in ('classes', 'palette')}, **stored}

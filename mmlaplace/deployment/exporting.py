@@ -41,7 +41,7 @@ def describe(
     pipeline: Dict[str, Any],
     **more: Any,
 ) -> Dict[str, Any]:
-    """Facts for a user of the file. They are written into the file.
+    """The metadata of an exported file, which users of the file need.
 
     Args:
         form: The model.

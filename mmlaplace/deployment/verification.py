@@ -100,10 +100,11 @@ def differences(
     """Differences between a file's outputs and the expected ones, and the number of detections.
 
     Returns:
-        Largest differences of ``scores``, of ``logits`` as a share of the largest logit, and of
-        ``boxes`` in pixels. Shares of pixels that differ, of ``labels`` and of ``masks``. Of a
-        detector how many are ``expected``, how many of these are ``missing``, as the file has no
-        box of their label at most a pixel away, and how many are ``extra``, only in the file.
+        For ``scores``, ``logits`` and ``boxes`` the largest difference; that of logits is a share
+        of the largest logit, and that of boxes is in pixels. For ``labels`` and ``masks`` the share
+        of pixels that differ. For a detector the number of boxes that are ``expected``, of these
+        the number that is ``missing``, and the number of ``extra`` boxes of the file. A box is
+        missing if the file has none of its label at most a pixel away.
     """
     if form.task == 'classification':
         return dict(scores=_largest(expected['scores'] - found['scores']))

@@ -1,7 +1,7 @@
 """New figures, and files of them. matplotlib is imported with the first figure."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Tuple
 
 from ..writing import whole_file
 
@@ -30,3 +30,9 @@ def save(figure: 'Figure', path: Path, dpi: int = 110) -> None:
     """Write a figure whole, or not at all. The end of ``path`` names the format."""
     with whole_file(path) as temporary:
         figure.savefig(temporary, dpi=dpi)
+
+
+def where(machine: Dict[str, str]) -> str:
+    """The GPU of a machine, or its CPU and threads, for the title of a figure."""
+    plural = 's' * (machine['threads'] != '1')
+    return machine.get('GPU') or f'{machine["CPU"]}, {machine["threads"]} thread{plural}'

@@ -27,7 +27,7 @@ class KnownOptions:
     Attributes:
         fixed_options: Options of a base that a subclass sets itself. Users cannot set them.
             Subclasses add their own to those of their bases.
-        further_options: Options that the ``**kwargs`` of a constructor take beside those of its
+        kwargs_options: Options that the ``**kwargs`` of a constructor take beside those of its
             bases.
 
     Raises:
@@ -36,7 +36,7 @@ class KnownOptions:
     """
 
     fixed_options: Tuple[str, ...] = ()
-    further_options: Tuple[str, ...] = ()
+    kwargs_options: Tuple[str, ...] = ()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> 'KnownOptions':
         cls.check_options(kwargs)
@@ -67,7 +67,7 @@ class KnownOptions:
             names += [
                 p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
             ]
-            names += vars(base).get('further_options', ())
+            names += vars(base).get('kwargs_options', ())
             if not any(p.kind == p.VAR_KEYWORD for p in parameters):
                 break  # it hands nothing on
         fixed = {name for base in cls.__mro__ for name in vars(base).get('fixed_options', ())}

@@ -1,7 +1,6 @@
 """The mixing rules of the attentions behind the interface of ``torch.nn.MultiheadAttention``."""
 
 from contextlib import nullcontext
-from dataclasses import fields
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
@@ -13,21 +12,11 @@ from torch import Tensor
 from mmlaplace.ops import exporting
 from mmlaplace.ops.precision import no_autocast
 
-from .attentions import Frame, Projected, QKVAttention
+from .attentions import Projected
 from .layers.padding import equal_lengths, places_of, taken
+from .mixing_rule import mixing_rule, options_of_rule
 from .pyramid.options import attention_class, takes
-
-# The frame without all that needs a map. The linears are those of torch.
-WITHOUT_MAP = dict(
-    qkv='qkv', gate=False, sr_ratio=1, key_positions=False, rope=False, lepe_kernel=0,
-    second_lepe_kernel=0, proj=False,
-)  # fmt: skip
-# Options of layers outside of the mixing rule, of maps, and of other sizes.
-NOT_OF_THE_RULE = {field.name for field in fields(Frame)} - {'qkv', 'gate'} | {
-    'attn_drop', 'embed_dims', 'filters_from', 'gate_form', 'gate_init', 'head_dims', 'init_cfg',
-    'key_dims', 'lepe_deformable', 'num_heads', 'num_prefix_tokens', 'out_dims', 'pool_size',
-    'relative_bias', 'residual', 'sr_norm_cfg', 'value_dims', 'value_shortcut',
-}  # fmt: skip
+from .pyramid.tracing import one_step
 
 
 @MODELS.register_module()
@@ -43,10 +32,10 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
     The tokens have no map: positions, convolutions and reductions of a frame are left out.
     Landmarks are means of successive tokens.
 
-    With a ``key_padding_mask``, each sequence is mixed without its padding, and those of one length
-    together. So the result is that of each sequence alone, with every rule. Softmax takes the
-    mask as it is. Other rules read the lengths on the host: torch.compile breaks its graph there,
-    and an export refuses the mask.
+    With a ``key_padding_mask``, each sequence is mixed without its padding, so it gets the result
+    that it has alone. Softmax takes the mask as it is. Other rules mix sequences of one length
+    together. They read the lengths on the host: torch.compile breaks its graph there, and an export
+    refuses the mask.
 
     Queries have no mask. If query and key are the same tokens, the mask hides queries too, and
     outputs of padding are ``out_proj`` of zeros.
@@ -66,7 +55,7 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
 
     Raises:
         ValueError: For an attention that needs a map or has one input, options outside of its
-            mixing rule, and a dropout of weights that it has not. In the forward, for an
+            mixing rule, and a dropout rate if its weights have no dropout. In the forward, for an
             ``attn_mask`` with a rule other than softmax, for nested tensors, tokens of wrong axes,
             keys of other tokens where the rule needs those of the queries, and a mask that leaves
             open whether queries are padded.
@@ -108,9 +97,7 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
             device=device, dtype=dtype,
         )  # fmt: skip
         self.self_attention = self_attention
-        self.attn: Any = mixing_rule(
-            embed_dim, num_heads, dropout, {'type': 'LinearAttention', **(attn_cfg or {})}
-        )
+        self.attn: Any = mixing_rule(embed_dim, num_heads, dropout, options_of_rule(attn_cfg))
         gated = self.attn.frame.gate
         self.gate = nn.Linear(embed_dim, embed_dim, bias) if gated else None
         self.to(device=device, dtype=dtype)
@@ -137,7 +124,7 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
             ValueError: For a module without a plain tensor of each name, such as one with a
                 spectral norm, and as the class.
         """
-        kind = attention_class((attn_cfg or {}).get('type', 'LinearAttention'))
+        kind = attention_class(options_of_rule(attn_cfg)['type'])
         weight = module.out_proj.weight
         new = cls(
             module.embed_dim, module.num_heads,
@@ -157,6 +144,7 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
             new.get_parameter(name).requires_grad_(parameter.requires_grad)
         return new.train(module.training)
 
+    @one_step
     def forward(
         self,
         query: Tensor,
@@ -361,40 +349,3 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
             mixed.append(out)
         back = torch.cat([rows for _, rows in groups]).argsort()
         return torch.cat(mixed)[back]
-
-
-def mixing_rule(
-    embed_dim: int, num_heads: int, dropout: float, attn_cfg: Dict[str, Any]
-) -> QKVAttention:
-    """The attention of a config without its linears, for :class:`LinearMultiheadAttention`.
-
-    Raises:
-        ValueError: For an attention or an option that it cannot have.
-    """
-    options = {'input_resolution': (1024, 1), **attn_cfg}
-    cls = attention_class(options.pop('type'))
-    if cls.no_multihead:
-        raise ValueError(
-            f'{cls.__name__} cannot be in LinearMultiheadAttention, because {cls.no_multihead}; '
-            'take another, such as LinearAttention'
-        )
-    cls.check_options(options)
-    wrong = sorted(set(options) & NOT_OF_THE_RULE)
-    if wrong:
-        raise ValueError(
-            f'{", ".join(f"{name}={options[name]!r}" for name in wrong)} of {cls.__name__} is no '
-            'option of its mixing rule; leave it out of attn_cfg'
-        )
-    if options.get('qkv', 'qkv') not in ('qkv', 'shared_qk'):
-        raise ValueError(f"qkv must be 'qkv' or 'shared_qk', got {options['qkv']!r}")
-    if takes(cls, 'attn_drop'):
-        options['attn_drop'] = dropout
-    elif dropout:
-        raise ValueError(
-            f'{cls.__name__} has no matrix of weights to drop from, got dropout={dropout}; set '
-            'dropout=0'
-        )
-    without = {name: value for name, value in WITHOUT_MAP.items() if takes(cls, name)}
-    attention = cls(embed_dim, num_heads, **{**without, **options})
-    attention.qkv = attention.kv = None  # torch's are in their place
-    return attention

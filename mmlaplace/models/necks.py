@@ -1,15 +1,17 @@
-"""Necks of classifiers: layers between the last map and the linear head."""
+"""Necks: layers between the maps of a backbone and the linear head of a classifier or segmentor."""
 
-from typing import Optional, Tuple
+from typing import Optional, Sequence, Tuple
 
 import torch.nn as nn
-from mmengine.model import BaseModule
+import torch.nn.functional as F
+from mmengine.model import BaseModule, ModuleList, Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from .layers.build import build_activation, build_map_norm
+from .layers.conv_layers import BATCH_NORM, H_SWISH, ConvLayer, convolutions
 
-__all__ = ['ConvPoolingNeck', 'EfficientViTNeck']
+__all__ = ['ConvPoolingNeck', 'EfficientViTNeck', 'EfficientViTSegNeck']
 
 
 @MODELS.register_module()
@@ -99,3 +101,78 @@ class EfficientViTNeck(BaseModule):
         """The features ``(B, D)`` of the last map ``(B, C, H, W)``, in a tuple."""
         x = self.act(self.norm(self.projection(maps[-1]))).mean((2, 3))  # (B, hidden_channels)
         return (self.act(self.linear_norm(self.linear(x))),)
+
+
+@MODELS.register_module()
+class EfficientViTSegNeck(BaseModule):
+    """All of EfficientViT's ``SegHead`` but the last linear: one map of the size of the finest.
+
+    A 1 x 1 convolution with a norm brings each map to C channels. The coarser ones are enlarged by
+    bicubic interpolation, and all are added. Blocks ``x + convolutions(x)`` follow, and maybe a
+    1 x 1 convolution with a norm and an activation to more channels. mmseg's ``FCNHead`` with
+    ``num_convs=0, concat_input=False`` and the same channels is the linear and the loss.
+
+    Args:
+        in_channels: Channels of the maps, the finest first.
+        channels: Channels C of the sum and of the blocks.
+        num_blocks: Number of blocks.
+        kind: Kind of the convolutions of a block, ``'inverted'`` (MBConv, the B series) or
+            ``'fused'`` (fused MBConv, the L series). Default: 'inverted'.
+        ffn_ratio: Hidden channels of a block in units of C. Default: 4.
+        out_channels: Channels D of the output. Default: None, C, without the last convolution.
+        norm_cfg: Config of the norms. The L series has ``dict(type='BN', eps=1e-7)``. Default:
+            ``dict(type='BN')``.
+        act_cfg: Config of the activations. The L series has tanh GELUs. Default:
+            ``dict(type='HSwish')``.
+        init_cfg: As in mmengine. Default: None, that of PyTorch.
+
+    Source: EfficientViT (arXiv 2205.14756).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import EfficientViTSegNeck
+        >>> maps = [torch.randn(1, 32 * 2**i, 24 >> i, 32 >> i) for i in range(3)]
+        >>> (out,) = EfficientViTSegNeck((32, 64, 128), 32, num_blocks=1, out_channels=128)(maps)
+        >>> out.shape
+        torch.Size([1, 128, 24, 32])
+    """
+
+    def __init__(
+        self,
+        in_channels: Sequence[int],
+        channels: int,
+        num_blocks: int,
+        kind: str = 'inverted',
+        ffn_ratio: float = 4.0,
+        out_channels: Optional[int] = None,
+        norm_cfg: Optional[dict] = None,
+        act_cfg: Optional[dict] = None,
+        init_cfg: Optional[dict] = None,
+    ) -> None:
+        super().__init__(init_cfg)
+        norm, act = norm_cfg or BATCH_NORM, act_cfg or H_SWISH
+        self.laterals = ModuleList(ConvLayer(dims, channels, norm_cfg=norm) for dims in in_channels)
+        self.blocks = ModuleList(
+            convolutions(kind, channels, channels, ffn_ratio, norm, act) for _ in range(num_blocks)
+        )
+        self.expand = Sequential()
+        if out_channels is not None:
+            self.expand.append(ConvLayer(channels, out_channels, norm_cfg=norm, act_cfg=act))
+
+    def forward(self, maps: Sequence[Tensor]) -> Tuple[Tensor]:
+        """The map ``(B, D, H, W)`` of maps ``(B, C_i, H_i, W_i)``, the first ``H, W``, in a tuple.
+
+        Raises:
+            ValueError: For another number of maps than ``in_channels`` has.
+        """
+        if len(maps) != len(self.laterals):
+            raise ValueError(
+                f'in_channels has {len(self.laterals)} maps, got {len(maps)}; set out_indices of '
+                'the backbone, (1, 2, 3) for the last three stages'
+            )
+        x, *coarser = (lateral(each) for lateral, each in zip(self.laterals, maps))
+        for each in coarser:
+            x = x + F.interpolate(each, x.shape[-2:], mode='bicubic')
+        for block in self.blocks:
+            x = x + block(x)  # (B, C, H, W)
+        return (self.expand(x),)

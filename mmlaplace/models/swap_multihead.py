@@ -1,7 +1,7 @@
 """Other attentions in the place of ``torch.nn.MultiheadAttention`` in any model."""
 
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from typing import Any, Dict, List
 
 import torch.nn as nn
@@ -30,7 +30,8 @@ def swap_multihead_attention(model: nn.Module, attn_cfg: dict, within: str = '')
         Names of the attentions.
 
     Raises:
-        ValueError: If there is none in that part.
+        ValueError: If there is none in that part, or one cannot be replaced, as
+            :class:`LinearMultiheadAttention` says. The model is then unchanged.
 
     Examples:
         >>> import torch
@@ -57,13 +58,16 @@ def swap_multihead_attention(model: nn.Module, attn_cfg: dict, within: str = '')
             f'there is no torch.nn.MultiheadAttention in {within or "the model"!r}; this '
             f'{type(model).__name__} has {list(places) or "none"}'
         )
-    new: Dict[int, nn.Module] = {}  # one for an attention that has several names
+    # One for an attention that has several names, and all before the model changes.
+    new: Dict[nn.Module, nn.Module] = {}
     for name in chosen:
         parts, own = name.split('.'), places[name]
         same = True if 'self_attn' in parts else False if CROSS & {*parts} else None
-        if id(own) not in new:
-            new[id(own)] = LinearMultiheadAttention.from_multihead_attention(own, attn_cfg, same)
-        setattr(model.get_submodule('.'.join(parts[:-1])), parts[-1], new[id(own)])
+        if own not in new:
+            new[own] = LinearMultiheadAttention.from_multihead_attention(own, attn_cfg, same)
+    for name in chosen:
+        parent, _, last = name.rpartition('.')
+        setattr(model.get_submodule(parent), last, new[places[name]])
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False
@@ -83,7 +87,8 @@ class ModelWithAttentions:
         **options: The model's.
 
     Raises:
-        ValueError: For a type that is not registered, and as :func:`swap_multihead_attention`.
+        ValueError: For attentions that are no dict, for a type that is not registered, and as
+            :func:`swap_multihead_attention`.
 
     Examples:
         >>> model = dict(
@@ -92,6 +97,11 @@ class ModelWithAttentions:
     """
 
     def __new__(cls, model_type: str, attentions: Dict[str, dict], **options: Any) -> Any:
+        if not isinstance(attentions, dict):
+            raise ValueError(
+                f'attentions={attentions!r} must be a dict by parts of the model; write '
+                "dict(encoder=dict(type='PolaAttention'))"
+            )
         with MODELS.switch_scope_and_registry(None) as registry:
             base = registry.get(model_type)
             if base is None:
@@ -102,7 +112,7 @@ class ModelWithAttentions:
                 )
             model = keeping_rules(base)(**options)
         for within, attn_cfg in attentions.items():
-            swap_multihead_attention(model, dict(attn_cfg), within)
+            swap_multihead_attention(model, attn_cfg, within)
         return model
 
 
@@ -111,17 +121,20 @@ def keeping_rules(base: type) -> type:
     """A model's class whose ``init_weights`` leaves learned scales of mixing rules as they start.
 
     DETR and others fill all matrices of their encoder at random, and scales of heads are such.
+    Scales that an ``init_cfg`` loads, of the model or of a part, stay as loaded.
     """
 
     class Keeping(base):
         def init_weights(self) -> None:
-            start = getattr(self, 'init_cfg', None)
-            if isinstance(start, dict) and start.get('type') == 'Pretrained':
-                return super().init_weights()
             rules = [m.attn for m in self.modules() if isinstance(m, LinearMultiheadAttention)]
             kept = [{name: x.clone() for name, x in rule.state_dict().items()} for rule in rules]
+            hooks = [
+                rule._register_load_state_dict_pre_hook(partial(_keep_loaded, state))
+                for rule, state in zip(rules, kept)
+            ]
             super().init_weights()
-            for rule, state in zip(rules, kept):
+            for rule, state, hook in zip(rules, kept, hooks):
+                hook.remove()
                 rule.load_state_dict(state)
 
         def __reduce_ex__(self, protocol: Any) -> tuple:
@@ -130,6 +143,11 @@ def keeping_rules(base: type) -> type:
     for name in ('__name__', '__qualname__', '__module__', '__doc__'):
         setattr(Keeping, name, getattr(base, name))
     return Keeping
+
+
+def _keep_loaded(kept: dict, loaded: dict, prefix: str, *_: Any) -> None:
+    """Before a rule loads a state dict: what it has of the rule is kept."""
+    kept.update({name: loaded[prefix + name] for name in kept if prefix + name in loaded})
 
 
 def _without_values(base: type) -> Any:

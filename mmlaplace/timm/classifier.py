@@ -158,9 +158,12 @@ class TimmClassifier(nn.Module):
             global_pool: As in the class. Default: as it is.
 
         Raises:
-            ValueError: For an unknown ``global_pool``, or one that the model cannot do.
+            ValueError: For a ``num_classes`` that is no number from 0, and an unknown
+                ``global_pool``, or one that the model cannot do. The model is then unchanged.
         """
         pool = self.global_pool if global_pool is None else global_pool
+        if not isinstance(num_classes, int) or num_classes < 0:
+            raise ValueError(f'num_classes must be a number from 0, got {num_classes!r}')
         if pool not in POOLS:
             raise ValueError(f'global_pool must be one of {POOLS}, got {pool!r}')
         if pool == 'token' and not self.num_prefix_tokens:

@@ -5,14 +5,16 @@
 // sums over the part have a place of their own in global memory, so they need no atomics, and
 // results are the same from run to run.
 //
-// The template parameters are <Metric, Tokens, S, T>: a metric of metrics.h, the tokens of a tile,
-// the type S of tokens in global memory, and the type T of all else. Tiles of kTokens are in shared
-// memory. Tiles of kFewTokens, for landmarks or channels that are too many for it and for doubles,
-// are there too if there is room, and otherwise in global memory.
+// The template parameters are <Metric, Tokens, S, T, Products>: a metric of metrics.h, the tokens
+// of a tile, the type S of tokens in global memory, the type T of all else, and who multiplies
+// tiles in a forward, FmaUnits or TensorCores. Tiles of kTokens are in shared memory. Tiles of
+// kFewTokens, for landmarks or channels that are too many for it and for doubles, are there too if
+// there is room, and otherwise in global memory.
 //
 // Names such as `dmixed` are gradients. m and d are padded in all matrices, see token_tiles.cuh.
 #pragma once
 
+#include "../common/cuda/tensor_cores.cuh"
 #include "../common/cuda/token_tiles.cuh"
 
 namespace mmlaplace {
@@ -100,11 +102,11 @@ struct Block {
     load_tokens<Tokens>(slice(source), source.quads, range, pass.d, tile);
   }
   // The kernel of a range of tokens. Waits for `tokens`, and not for `tile`.
-  template <class Metric>
+  template <class Metric, class Products>
   __device__ void kernel(const Range& range, const T* shift, T* tokens, T* tile) const {
     load_turned<Tokens>(slice(pass.tokens), pass.tokens.quads, range, pass.d, pass.rotary, tokens);
-    kernel_tile<Metric, Tokens>(tokens, marks(), pass.m, pass.d, range.count, pass.exponent, shift,
-                                tile);
+    Products::template kernel_tile<Metric, Tokens>(tokens, marks(), pass.m, pass.d, range.count,
+                                                   pass.exponent, shift, tile);
   }
 
   // Calls f(range) for the tiles of the block's part.
@@ -154,6 +156,44 @@ MMLAPLACE_INLINE T sum_of_column(const T* variances, int groups, int t) {
   return sum;
 }
 
+// The products of a forward, by each thread. TensorCores has the others.
+struct FmaUnits {
+  template <class Metric, int Tokens, class T>
+  MMLAPLACE_INLINE void kernel_tile(const T* tokens, const T* marks, int m, int dims, int count,
+                                    T exponent, const T* shift, T* tile) {
+    token_tiles::kernel_tile<Metric, Tokens>(tokens, marks, m, dims, count, exponent, shift, tile);
+  }
+  template <int Tokens, class T>
+  MMLAPLACE_INLINE void add_outer(const T* a, int rows, const T* b, int columns, const T* weights,
+                                  T* sums) {
+    token_tiles::add_outer<Tokens>(a, rows, b, columns, weights, sums);
+  }
+  template <int Tokens, class T>
+  MMLAPLACE_INLINE void add_second_moment(const T* tile, int rows, T* sums) {
+    token_tiles::add_second_moment<Tokens>(tile, rows, static_cast<const T*>(nullptr), sums);
+  }
+  template <int Tokens, class T>
+  MMLAPLACE_INLINE int quadratic_forms(const T* form, const T* tile, int rows, int m,
+                                       T* variances) {
+    device::quadratic_forms<Tokens>(form, tile, rows, m, variances, static_cast<T*>(nullptr));
+    return rows / kMarks;
+  }
+  template <int Tokens, class T>
+  MMLAPLACE_INLINE void product(const T* small, int rows, const T* tile, int depth, const T* start,
+                                T* result) {
+    for_blocks<kChannels, Tokens>(rows, [&](int c, int t) {
+      T sums[kChannels][4];
+#pragma unroll
+      for (int r = 0; r < kChannels; ++r) {
+#pragma unroll
+        for (int u = 0; u < 4; ++u) sums[r][u] = start ? start[c + r] : T(0);
+      }
+      add_product<Tokens>(small + c, rows, tile + t, depth, sums);
+      write_block<Tokens>(sums, result + c * kPitch<Tokens> + t);
+    });
+  }
+};
+
 // Only rounding brings a variance below zero. NaN stays.
 template <class T>
 MMLAPLACE_INLINE T whitening_factor(T variance, T eps) {
@@ -183,7 +223,7 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
   T *tokens = block.take(pass.channels()), *tile = block.take(pass.marks_n());
   const bool all = pass.count < Tokens;
   const Range range{0, all ? 1 : pass.count / Tokens, all ? static_cast<int>(pass.count) : Tokens};
-  block.template kernel<Metric>(range, nullptr, tokens, tile);
+  block.template kernel<Metric, FmaUnits>(range, nullptr, tokens, tile);
   __syncthreads();
   for (int a = threadIdx.x; a < pass.marks_n(); a += kThreads) {
     shift[block.head * pass.marks_n() + a] =
@@ -192,7 +232,7 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
 }
 
 // The first and second moments of c_i - shift: for each part, sums (m) and (m, m).
-template <class Metric, int Tokens, class S, class T>
+template <class Metric, int Tokens, class S, class T, class Products = FmaUnits>
 __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
     moments_kernel(Pass<S, T> pass, const T* shift, T* sums) {
   Block<Tokens, S, T> block(pass, Rows::kernel(pass.m, pass.d), pass.parts);
@@ -200,16 +240,16 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
   T *tokens = block.take(pass.channels()), *tile = block.take(m);
   T* first = sums + blockIdx.x * static_cast<int64_t>(m) * (m + 1);
   block.for_tiles([&](const Range& range) {
-    block.template kernel<Metric>(range, block.of_head(shift, m), tokens, tile);
+    block.template kernel<Metric, Products>(range, block.of_head(shift, m), tokens, tile);
     __syncthreads();
     add_rows<Tokens>(tile, m, first);
-    add_second_moment<Tokens>(tile, m, static_cast<const T*>(nullptr), first + m);
+    Products::template add_second_moment<Tokens>(tile, m, first + m);
   });
 }
 
 // For each part, sums (m, d) of r_j (b_j - shift) v_j^T and (d) of v_j. `form` M (m, m) makes the
 // factors r_j = (b_j^T M b_j + eps)^(-1/2), which without it are 1.
-template <class Metric, int Tokens, class S, class T>
+template <class Metric, int Tokens, class S, class T, class Products = FmaUnits>
 __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
     mix_kernel(Pass<S, T> pass, const T* shift, const T* form, T eps, T* sums) {
   Block<Tokens, S, T> block(pass, Rows::mix(pass.m, pass.d), pass.parts);
@@ -219,27 +259,28 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
   T* mixed = sums + blockIdx.x * static_cast<int64_t>(m + 1) * d;
   const T* form_of = block.of_head(form, static_cast<int64_t>(m) * m);
   block.for_tiles([&](const Range& range) {
-    block.template kernel<Metric>(range, block.of_head(shift, m), tokens, tile);
+    block.template kernel<Metric, Products>(range, block.of_head(shift, m), tokens, tile);
     __syncthreads();
     block.load(pass.values, range, tokens);
     if (form) {
-      quadratic_forms<Tokens>(form_of, tile, m, pass.m, variances, static_cast<T*>(nullptr));
+      const int groups =
+          Products::template quadratic_forms<Tokens>(form_of, tile, m, pass.m, variances);
       __syncthreads();
       for (int t = threadIdx.x; t < Tokens; t += kThreads) {
         // Beyond the last token a tiny eps would make 0 times infinity.
-        const T variance = sum_of_column<Tokens>(variances, m / kMarks, t);
+        const T variance = sum_of_column<Tokens>(variances, groups, t);
         factors[t] = t < range.count ? whitening_factor(variance, eps) : T(0);
       }
     }
     __syncthreads();
-    add_outer<Tokens>(tile, m, tokens, d, form ? factors : nullptr, mixed);
+    Products::template add_outer<Tokens>(tile, m, tokens, d, form ? factors : nullptr, mixed);
     add_rows<Tokens>(tokens, d, mixed + m * d);
     __syncthreads();
   });
 }
 
 // out_i = start + sum_a (c_ia - shift_a) result_a, with `result` (m, d) and `start` (d).
-template <class Metric, int Tokens, class S, class T>
+template <class Metric, int Tokens, class S, class T, class Products = FmaUnits>
 __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
     output_kernel(Pass<S, T> pass, const T* shift, const T* result, const T* start, S* out) {
   Block<Tokens, S, T> block(pass, Rows::kernel(pass.m, pass.d), pass.parts);
@@ -248,18 +289,9 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
   const T* result_of = block.of_head(result, static_cast<int64_t>(m) * d);
   const T* start_of = block.of_head(start, d);
   block.for_tiles([&](const Range& range) {
-    block.template kernel<Metric>(range, block.of_head(shift, m), tokens, tile);
+    block.template kernel<Metric, Products>(range, block.of_head(shift, m), tokens, tile);
     __syncthreads();
-    for_blocks<kChannels, Tokens>(d, [&](int c, int t) {
-      T sums[kChannels][4];
-#pragma unroll
-      for (int r = 0; r < kChannels; ++r) {
-#pragma unroll
-        for (int u = 0; u < 4; ++u) sums[r][u] = start_of ? start_of[c + r] : T(0);
-      }
-      add_product<Tokens>(result_of + c, d, tile + t, pass.m, sums);
-      write_block<Tokens>(sums, tokens + c * kPitch<Tokens> + t);
-    });
+    Products::template product<Tokens>(result_of, d, tile, pass.m, start_of, tokens);
     __syncthreads();
     store_tokens<Tokens>(tokens, block.token_of(out, range.first), block.token_stride(),
                          range.count, pass.d, [](int, int, T value) { return value; });
@@ -295,7 +327,7 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(3))
   T* dmarks = sums + blockIdx.x * static_cast<int64_t>(m) * (whitened ? d + m : d);
   block.for_tiles([&](const Range& range) {
     block.load(pass.values, range, values);
-    block.template kernel<Metric>(range, nullptr, tokens, tile);
+    block.template kernel<Metric, FmaUnits>(range, nullptr, tokens, tile);
     __syncthreads();
     for_blocks<kChannels, Tokens>(d, [&](int c, int t) {  // t_j
       T product[kChannels][4] = {};
@@ -382,7 +414,7 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(3))
   T* dmarks = sums + blockIdx.x * size;
   block.for_tiles([&](const Range& range) {
     block.load(pass.values, range, grads);
-    block.template kernel<Metric>(range, nullptr, tokens, tile);
+    block.template kernel<Metric, FmaUnits>(range, nullptr, tokens, tile);
     __syncthreads();
     for_blocks<kMarks, Tokens>(m, [&](int a, int t) {  // dc_i
       T changes[kMarks][4] = {};

@@ -25,6 +25,13 @@ template <class Device, class Metric, int Tokens, class S>
 class Passes {
   using T = Wide<S>;
   using Pass = device::Pass<S, T>;
+  // Distances in fp16 are as accurate as bf16 tokens need, and not as fp16 ones do.
+  static constexpr bool kWide = std::is_same<S, T>::value;
+  using TensorCores = std::conditional_t<
+      Tokens == device::kTokens,
+      token_tiles::TensorCores<std::conditional_t<kWide, token_tiles::Tf32, token_tiles::Bf16>,
+                               std::is_same<S, c10::BFloat16>::value>,
+      device::FmaUnits>;
 
  public:
   // The shared memory that a block of a pass needs.
@@ -59,8 +66,10 @@ class Passes {
     const Tensor start = whitened_ ? values * (1.0 / sizes_.keys) : Tensor();
     const Tensor out = tokens_like(q);
     const Parts parts = parts_of(sizes_.queries);
-    launch(device::output_kernel<Metric, Tokens, S, T>, parts, device::Rows::kernel, pass(q, parts),
-           pointer(mean), pointer(result), pointer(start), out.template data_ptr<S>());
+    launch(pick(device::output_kernel<Metric, Tokens, S, T>,
+                device::output_kernel<Metric, Tokens, S, T, TensorCores>),
+           parts, device::Rows::kernel, pass(q, parts), pointer(mean), pointer(result),
+           pointer(start), out.template data_ptr<S>());
     const int64_t m = sizes_.marks;
     return {by_head(out), whitened_ ? cut(mean.unsqueeze(1), 1, m).squeeze(2) : zeros(0),
             whitened_ ? cut(covariance, m, m) : zeros(0, 0), cut(mixed, m, sizes_.dims)};
@@ -215,6 +224,13 @@ class Passes {
             static_cast<int>(sizes_.dims)};
   }
 
+  // The kernel for tensor cores, if this call may take it. Small tiles have none.
+  template <class Kernel>
+  Kernel pick(Kernel kernel, Kernel for_tensor_cores) const {
+    const bool other = for_tensor_cores != kernel && device_.tensor_cores(for_tensor_cores);
+    return other ? for_tensor_cores : kernel;
+  }
+
   template <class Kernel, class... Arguments>
   void launch(Kernel kernel, const Parts& parts, RowsOf rows_of, Pass pass,
               Arguments... arguments) const {
@@ -255,8 +271,9 @@ class Passes {
     launch(device::sample_kernel<Metric, Tokens, S, T>, one, device::Rows::kernel, pass(q, one),
            pointer(shift));
     const Tensor parts_sums = sums(parts, m_ * (m_ + 1));
-    launch(device::moments_kernel<Metric, Tokens, S, T>, parts, device::Rows::kernel,
-           pass(q, parts), pointer(shift), pointer(parts_sums));
+    launch(pick(device::moments_kernel<Metric, Tokens, S, T>,
+                device::moments_kernel<Metric, Tokens, S, T, TensorCores>),
+           parts, device::Rows::kernel, pass(q, parts), pointer(shift), pointer(parts_sums));
     const Tensor total = parts_sums.sum(1);
     const double share = 1 / static_cast<double>(sizes_.queries);
     const Tensor apart = total.narrow(1, 0, m_) * share;  // the mean less the shift
@@ -276,8 +293,10 @@ class Passes {
                                  const Tensor& form) const {
     const Parts parts = parts_of(tokens.size(2));
     const Tensor parts_sums = sums(parts, (m_ + 1) * d_);
-    launch(device::mix_kernel<Metric, Tokens, S, T>, parts, device::Rows::mix,
-           pass(tokens, parts, values), pointer(shift), pointer(form), eps_, pointer(parts_sums));
+    launch(pick(device::mix_kernel<Metric, Tokens, S, T>,
+                device::mix_kernel<Metric, Tokens, S, T, TensorCores>),
+           parts, device::Rows::mix, pass(tokens, parts, values), pointer(shift), pointer(form),
+           eps_, pointer(parts_sums));
     const Tensor total = parts_sums.sum(1);
     return {piece(total, 0, m_, d_), total.narrow(1, m_ * d_, d_)};
   }

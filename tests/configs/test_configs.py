@@ -39,7 +39,7 @@ BACKBONES = {  # by what stands in front of the size in the name of a config
     'h-vit3': 'HViT3', 'vit3': 'ViT', 'mavit': 'MAViT', 'swiftformer': 'SwiftFormer',
     'efficientvit': 'EfficientViT', 'mobilevitv2': 'MobileViTv2', 'xcit': 'XCiTBackbone',
     'cswin': 'CSWin', 'deit': 'ViT', 'deit3': 'ViT', 'vit': 'ViT', 'pvt': 'PVT', 'pvtv2': 'PVTv2',
-    'swin': 'Swin', 'ravlt': 'RAVLT', 'mlla': 'MLLA',
+    'swin': 'Swin', 'ravlt': 'RAVLT', 'polaformerpp': 'PolaFormerPP', 'mlla': 'MLLA',
 }  # fmt: skip
 METHODS = 'flatten|agent|inline|slab|prepbn|softpp|circulant'  # which may stand in front of a host
 # What is in a paper's figures, and how near ours must come. Parameters of layers are weights and
@@ -52,6 +52,7 @@ PUBLISHED = {
     'swin': dict(layers=False, kernels=True, parameters=0.02, macs=0.015),
     'ravlt': dict(layers=False, kernels=False, parameters=0.02, macs=0.025),
     'mavit': dict(layers=False, kernels=False, parameters=0.03, macs=0.025),
+    'polaformerpp': dict(layers=False, kernels=True, parameters=0.08, macs=0.06),  # 7.5 as 7
     **dict.fromkeys(('mlla', 'vit3'), dict(layers=False, kernels=True, parameters=0.03, macs=0.02)),
     'circulant': dict(layers=False, kernels=True, parameters=0.01, macs=0.04),  # of complex linears
     'efficientvit': dict(layers=False, kernels=True, parameters=0.02, macs=0.045),  # 11.5 as 11
@@ -127,8 +128,7 @@ def test_leaf_is_thin_and_stands_alone(path):
 
 @each(LEAVES)
 def test_name_says_what_the_config_does(path):
-    cfg = load(path)
-    name = path.stem
+    cfg, name = load(path), path.stem
     pattern = rf'(?:^|_)(?:({METHODS})-)?({"|".join(BACKBONES)})-([a-z0-9]+)'
     method, host, size = re.search(pattern, name).groups()
     assert cfg.model.backbone.type.removesuffix('Large') == BACKBONES[host]

@@ -123,7 +123,9 @@ def test_a_run_with_any_schedule_is_read(tmp_path, options):
 
 @pytest.mark.parametrize('address', ['gs://bucket/a.pth', 'file:///a.pth'])
 def test_an_address_that_nothing_opens_is_quoted(address):
-    with pytest.raises(ValueError, match=f"{address} begins with '.*https://, hf:// or timm://"):
+    with pytest.raises(
+        ValueError, match=f"{address} begins with '.*https://, hf://, timm:// or mmlaplace://"
+    ):
         read_state_dict(address)
 
 

@@ -65,6 +65,19 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path, change, kwargs
     assert same(module, before)
 
 
+def test_a_part_that_refuses_its_weights_leaves_those_before_it_unchanged(tmp_path):
+    def refuse(*_):
+        raise ValueError('no place for them')
+
+    module = net()
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    file = save(tmp_path / 'a.pth', {k: v + 1 for k, v in before.items()})
+    module['backbone']._register_load_state_dict_pre_hook(refuse)
+    with pytest.raises(ValueError, match='does not fit: no place for them'):
+        load_weights(module, file)
+    assert same(module, before)
+
+
 def test_other_classes_are_told_from_another_arch(tmp_path):
     def classifier(classes):
         return nn.ModuleDict(dict(backbone=build(), head=nn.Linear(2, classes)))

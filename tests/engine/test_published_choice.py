@@ -12,7 +12,7 @@ from mmengine.registry import MODELS
 from test_published import MANIFESTS, TOOL, Classifier, assert_close, draw
 
 from mmlaplace.checkpoints import PUBLISHED, load_weights, read_state_dict
-from mmlaplace.checkpoints.published import by_file_name, fitting, recognise
+from mmlaplace.checkpoints.published import by_file_name, fitting, other_options, recognise
 
 XCIT = ['xcit_small_12_p16', 'xcit_small_12_p16_224_dist', 'xcit_small_12_p16_384_dist']
 CSWIN = ['cswin_large', 'cswin_large_384']
@@ -103,6 +103,20 @@ def test_a_module_of_another_models_options_is_told_so_by_the_name_of_the_file(t
     # The size of the images may be another.
     file = small_file(tmp_path / 'xcit_nano_12_p16_384_dist.pth', 'xcit_nano_12_p16', model=1)
     load_weights(MODELS.build(PUBLISHED['xcit_nano_12_p16'].backbone), file)
+
+
+@pytest.mark.parametrize(('size', 'file', 'options', 'says'), [
+    # The last map of 224 pixels has 7 tokens a side.
+    ('tiny', 'best.pth', {}, r'^it is swinv2_tiny_window8_256, .* or .*window=8, and .* has 7'),
+    ('base', 'swinv2_base_window8_256.pth', dict(img_size=256), '^$'),
+    ('base', 'swinv2_base_window8_256.pth', dict(pretrained_windows=(8, 8, 8, 8)), '^$'),
+])  # fmt: skip
+def test_a_swin_v2_of_shorter_windows_than_its_weights_is_told_so(size, file, options, says):
+    manifest = json.loads(gzip.decompress(MANIFESTS[f'swinv2_{size}_window8_256'].read_bytes()))
+    with torch.device('meta'):
+        module = MODELS.build(dict(type='SwinV2', arch=size, **options))
+        weights = {k: torch.empty(v) for k, v in next(iter(manifest.values()))['shapes'].items()}
+    assert re.search(says, other_options(module, recognise(weights).convert(weights).weights, file))
 
 
 class Pooled(Classifier):

@@ -1,6 +1,7 @@
 """Released detectors and segmentors convert whole, and what does not fit is told."""
 
 import gzip
+import importlib
 import json
 import re
 from functools import cache
@@ -10,6 +11,7 @@ import pytest
 import torch
 from conftest import ROOT, run_script
 from mmengine.runner.checkpoint import load_checkpoint
+from test_released_weights import authors, path_of, server  # noqa: F401, fixtures
 
 from mmlaplace import create_backbone, get_model
 from mmlaplace.checkpoints import load_weights
@@ -113,6 +115,33 @@ def test_the_authors_file_loads_by_each_loader(load, retinanet, monkeypatch):
     assert filled(get_model(RETINANET, pretrained=True))
 
 
+def test_inferencers_take_names_and_download(authors, retinanet, monkeypatch, tmp_path):  # noqa: F811
+    monkeypatch.setitem(
+        DENSE, RETINANET, DENSE[RETINANET]._replace(weights='https://example.com/a.pth', page='')
+    )
+    authors.contents[path_of(DENSE[RETINANET].weights)] = retinanet.read_bytes()
+    inferencer = importlib.import_module('mmdet.apis').DetInferencer(RETINANET, device='cpu')
+    assert filled(inferencer.model) and inferencer.model.dataset_meta['classes'] == CLASSES
+    segmentor = SEGHEAD.format(0, 'cityscapes-1024x1024')
+    given = released(segmentor, 'cpu')
+    torch.save(given, tmp_path / 'theirs.pt')
+    authors.contents[path_of(DENSE[segmentor].weights)] = (tmp_path / 'theirs.pt').read_bytes()
+    model = importlib.import_module('mmseg.apis').MMSegInferencer(segmentor, device='cpu').model
+    last = given['head.output_ops.0.op_list.1.conv.weight']
+    assert torch.equal(model.decode_head.conv_seg.weight, last)
+    assert model.dataset_meta['classes'][:2] == ['road', 'sidewalk']  # which the file does not have
+    assert len(authors.asked) == 2
+
+
+def test_inferencers_tell_what_has_no_weights_or_another_task():
+    inferencer = importlib.import_module('mmdet.apis').DetInferencer
+    with pytest.raises(ValueError, match="no released weights of 'mask-rcnn_flatten-swin-tiny"):
+        inferencer('mask-rcnn_flatten-swin-tiny_fpn_ms-1x_coco', device='cpu')
+    with pytest.raises(ValueError, match='Cannot find model: ravlt-tiny_fpn_.* in mmdet'):
+        inferencer('ravlt-tiny_fpn_8xb2-80k_ade20k-512x512', device='cpu')
+    assert RETINANET in inferencer.list_models('mmdet', RETINANET)
+
+
 def changed(name=RETINANET, drop=(), rename=(), **shapes):
     """The tensors of a file with some changes, without memory for them."""
     given = {k: v for k, v in released(name).items() if not k.startswith(tuple(drop))}
@@ -125,6 +154,8 @@ def changed(name=RETINANET, drop=(), rename=(), **shapes):
 
 XCIT = 'xcit-t12-p{}_fpn_8xb2-80k_ade20k-512x512'
 RAVLT = 'ravlt-tiny_fpn_8xb2-80k_ade20k-512x512'
+SEGHEAD = 'efficientvit-b{}_seghead_8xb2-160k_{}'
+CITYSCAPES, ADE20K = (SEGHEAD.format(1, d) for d in ('cityscapes-1024x1024', 'ade20k-512x512'))
 
 
 @pytest.mark.parametrize(
@@ -150,12 +181,26 @@ RAVLT = 'ravlt-tiny_fpn_8xb2-80k_ade20k-512x512'
         (dict(name=XCIT.format(16)), XCIT.format(8), f'it fits {XCIT.format(16)}'),
         (dict(name=RAVLT, drop=['backbone.patch_embed.proj.1.running_mean']), None,
          r'missing 1 \(backbone.stages.0.patch_embed.layers.1.running_mean\)'),
+        (dict(drop=['backbone.', 'bbox_head.'], seg_head__psp_layer__fusion__weight=(9, 3)), None,
+         'it is a PSPNet of CVNets, and no config here has its heads'),
+        (dict(name=ADE20K), CITYSCAPES, f'missing .* of another shape .*; it fits {ADE20K}$'),
         (dict(backbone__block1__0__gate=(1,)), None, r"no place in our model: \['block1.0.gate'\]"),
     ],
 )  # fmt: skip
 def test_what_is_no_such_model_is_told(weights, model, message):
     with pytest.raises(ValueError, match=message):
         convert(changed(**weights), model)
+
+
+def test_a_file_of_the_authors_own_toolbox_loads_by_our_loader_alone(tmp_path):
+    name = SEGHEAD.format(0, 'cityscapes-1024x1024')
+    given = released(name, 'cpu')
+    torch.save(dict(state_dict=given), tmp_path / 'theirs.pt')
+    model = get_model(name, pretrained=tmp_path / 'theirs.pt')
+    last = given['head.output_ops.0.op_list.1.conv.weight']
+    assert torch.equal(model.decode_head.conv_seg.weight, last)
+    with pytest.raises(ValueError, match='by the names of its authors.* give its mmlaplace://'):
+        AtomicCheckpointHook().after_load_checkpoint(Mock(model=model), dict(state_dict=given))
 
 
 @pytest.mark.parametrize('own', [

@@ -312,6 +312,9 @@ def test_mmpretrain_has_an_address_for_each_classifier():
 def test_a_wrong_name_or_model_is_told(downloaded):
     with pytest.raises(ValueError, match="'ravlt-tinny'.* similar names are ravlt_tiny"):
         read_state_dict('mmlaplace://ravlt-tinny')
+    # Swin has other names that are as near.
+    with pytest.raises(ValueError, match="'swinv2-tiny'.* similar names are swinv2_tiny_window8"):
+        read_state_dict('mmlaplace://swinv2-tiny')
     with pytest.raises(
         ValueError, match='mmlaplace://ravlt_tiny does not fit: .* it fits .*ravlt_ti'
     ):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import doubles, make_attention
+from conftest import OnMap, doubles, make_attention
 
 from mmlaplace.models.layers import elu_plus_one
 
@@ -117,24 +117,13 @@ def test_random_landmarks_of_skyformer_differ_by_image_in_training_alone():
     assert (drawn[:, :8] < 50).all() and (drawn[:, 8:] >= 50).all() and (drawn < 90).all()
 
 
-class OnMap(torch.nn.Module):
-    """An attention on a map of 6 x 6 tokens."""
-
-    def __init__(self, attention):
-        super().__init__()
-        self.attention = attention
-
-    def forward(self, x):
-        return self.attention(x, (6, 6))
-
-
 @pytest.mark.parametrize('options', [
     dict(type='SkyformerAttention', num_landmarks=8),
     dict(type='SOFTAttention', num_landmarks=9),
 ], ids=lambda options: options['type'])  # fmt: skip
 def test_graphs_have_the_random_landmarks_of_eval_mode(options):
     attention = build(options.pop('type'), landmark_method='random', **options).eval()
-    model, x = OnMap(attention), doubles(2, 36, 16)
+    model, x = OnMap(attention), doubles(2, 16, 6, 6)
     with torch.no_grad():
         expected = model(x)
         check(torch.jit.trace(model, x, check_trace=False)(x), expected)

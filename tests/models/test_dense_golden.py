@@ -172,6 +172,10 @@ MODELS_OF = {
         'detection/ravlt/mask-rcnn_ravlt-tiny_fpn_1x_coco',
         narrow((16, 32, 48, 64), (1, 1, 2, 1), (1, 2, 3, 4), (3.5,) * 4),
     ),
+    'mlla_mask_rcnn': (
+        'detection/mlla/mask-rcnn_mlla-tiny_fpn_ms-1x_coco',
+        narrow((16, 32, 64, 128), (1, 1, 2, 1), (1, 2, 4, 8)),
+    ),
     'agent_swin_cascade': (
         'detection/agent/cascade-mask-rcnn_agent-swin-tiny_fpn_ms-1x_coco',
         narrow((16, 32, 64, 128), (1, 1, 2, 2), (1, 2, 4, 8)),
@@ -187,6 +191,18 @@ MODELS_OF = {
     'xcit_fpn': (
         'segmentation/xcit/xcit-t12-p16_fpn_8xb2-80k_ade20k-512x512',
         dict(embed_dims=(32,), depths=(4,), num_heads=(4,), ffn_ratios=(4,)),
+    ),
+    'efficientvit_b': (
+        'segmentation/efficientvit/efficientvit-b1_seghead_8xb2-160k_ade20k-512x512',
+        narrow((16, 32, 48, 64), (1, 2, 1, 1), (1, 2, 3, 4)),
+    ),
+    'efficientvit_l': (
+        'segmentation/efficientvit/efficientvit-l1_seghead_8xb2-160k_ade20k-512x512',
+        narrow((16, 32, 48, 64), (1, 1, 2, 1), (1, 1, 1, 2), (4, 4, 4, 6)),
+    ),
+    'mobilevitv2_deeplabv3': (
+        'segmentation/mobilevitv2/mobilevitv2-050_deeplabv3_4xb4-152k_ade20k-512x512',
+        narrow((64, 128, 192, 256), (1, 2, 4, 3), (1, 2, 3, 4), (2,) * 4),
     ),
 }
 
@@ -204,6 +220,8 @@ def outputs(name, path, swapped=()):
         cfg.model.backbone.pyramid_blocks, dims = range(4), dims * 4
     first = cfg.model.get('neck', cfg.model.get('decode_head'))
     first.in_channels = dims[-len(cfg.model.backbone.get('out_indices', dims)) :]
+    if isinstance(first.get('in_index'), int):
+        first.in_channels = dims[first.in_index]
     if 'auxiliary_head' in cfg.model:
         cfg.model.auxiliary_head.in_channels = dims[2]
     task = config.split('/')[0]
@@ -265,6 +283,9 @@ def test_converted_models_give_the_authors_outputs(name, tmp_path):
     # Masks are the mean of three heads, whose order does not count.
     ('agent_swin_cascade', ('roi_head.bbox_head.0.', 'roi_head.bbox_head.2.')),
     ('xcit_fpn', ('neck.lateral_convs.1.', 'neck.lateral_convs.2.')),
+    ('mobilevitv2_deeplabv3',
+     ('seg_head.aspp.aspp_layer.convs.1.', 'seg_head.aspp.aspp_layer.convs.2.')),
+    ('efficientvit_b', ('head.middle.op_list.0.', 'head.middle.op_list.2.')),
 ])  # fmt: skip
 def test_tensors_of_one_shape_in_each_others_place_are_seen(name, swapped, tmp_path):
     golden, found = outputs(name, tmp_path / 'theirs.pth', swapped)
@@ -279,3 +300,19 @@ def test_tensors_of_one_shape_in_each_others_place_are_seen(name, swapped, tmp_p
 def test_images_that_rounding_down_leaves_without_tokens_are_refused(config):
     with pytest.raises(ValueError, match=r'at least 32 x 32 pixels, got shape \(1, 3, 31, 64\)'):
         MODELS.build(config)(torch.zeros(1, 3, 31, 64))
+
+
+def test_stages_of_mobilevitv2_that_are_dilated_keep_the_size_of_the_map():
+    image = torch.zeros(1, 3, 64, 96)
+    last = MODELS.build(dict(type='MobileViTv2', arch='050', output_stride=16)).eval()(image)[-1]
+    assert last.shape == (1, 256, 4, 6)
+    with pytest.raises(ValueError, match='output_stride must be 8, 16 or 32, got 4'):
+        MODELS.build(dict(type='MobileViTv2', output_stride=4))
+
+
+def test_the_neck_of_efficientvit_takes_as_many_maps_as_it_has_convolutions():
+    neck = MODELS.build(
+        dict(type='EfficientViTSegNeck', in_channels=[8, 8], channels=8, num_blocks=1)
+    )
+    with pytest.raises(ValueError, match='in_channels has 2 maps, got 1; set out_indices'):
+        neck([torch.zeros(1, 8, 4, 4)])

@@ -155,6 +155,12 @@ MODEL_CONFIGS = {
         arch=dict(TINY, embed_dims=(16, 32, 48, 64), depths=(1, 1, 2, 1)),
     ),
     'ravlt_small': dict(type='RAVLT', **GATED),
+    'polaformerpp_small': dict(
+        type='PolaFormerPP', out_norms=False, arch=dict(
+            embed_dims=(4, 8, 4, 4), num_heads=(1, 2, 1, 1), depths=(1,) * 4,
+            ffn_ratios=(3.5,) * 4,
+        ),
+    ),
     'xcit_nano_small': dict(XCIT, norm_tokens=False),
     'xcit_small': dict(XCIT, patch_size=8),
     'soft_model_small': dict(
@@ -195,6 +201,7 @@ NECKS = {
     'efficientvit_l_small': dict(
         EFFICIENTVIT, in_channels=16, eps=1e-7, act_cfg=dict(type='GELU', approximate='tanh')
     ),
+    'polaformerpp_small': dict(NECK, in_channels=4, out_channels=8),
 }
 
 

@@ -63,6 +63,15 @@ def test_trains_in_one_graph(name):
     check_compiled(name, 'aot_eager', stages)
 
 
+@needs_compile
+def test_a_gate_beside_two_inner_models_is_in_the_graph_too():
+    torch._dynamo.reset()
+    sizes = dict(embed_dims=16, num_heads=2, input_resolution=(5, 7))
+    attention = MODELS.build(dict(type='TTTAttention', gate=True, **sizes)).eval()
+    compiled, x = torch.compile(attention, backend='eager', fullgraph=True), torch.randn(1, 35, 16)
+    torch.testing.assert_close(compiled(x, (5, 7)), attention(x, (5, 7)))
+
+
 @pytest.mark.skipif(not hasattr(torch.compiler, 'is_exporting'), reason='torch < 2.7')
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize('name', OF_FAMILY)

@@ -18,7 +18,7 @@ from mmlaplace.models import (
     QKVAttention,
     swap_multihead_attention,
 )
-from mmlaplace.models.multihead import WITHOUT_MAP
+from mmlaplace.models.mixing_rule import WITHOUT_MAP
 from mmlaplace.models.pyramid.options import takes
 
 NAMES = registered(BaseAttention)
@@ -212,6 +212,8 @@ def test_weights_of_torch_load_under_their_names():
     (dict(attn_cfg=dict(type='PolaAttention', lepe_kernel=5)), {}, 'lepe_kernel=5 of PolaAtt'),
     (dict(attn_cfg=dict(type='PolaAttention', alfa=5)), {}, "did you mean 'alpha'"),
     (dict(attn_cfg=dict(qkv='qk')), {}, "got 'qk'"),
+    (dict(attn_cfg='PolaAttention'), {}, r"write dict\(type='PolaAttention'\)"),
+    (dict(attn_cfg=dict(type='Swin')), {}, 'Swin cannot be in LinearMultiheadAttention'),
     (dict(dropout=0.1), {}, 'got dropout=0.1; set'),
     (dict(add_zero_attn=True), {}, 'add_zero_attn=True'),
     ({}, dict(attn_mask=torch.zeros(6, 6)), 'LinearAttention mixes all keys for all queries'),
@@ -319,26 +321,35 @@ def test_detr_of_a_config_has_the_rule_in_its_encoder(monkeypatch, tmp_path):
     torch.testing.assert_close(out[1:, :20], alone)
     with pytest.raises(ValueError, match="no torch.nn.MultiheadAttention in 'encoders'"):
         swap_multihead_attention(model, {}, 'encoders')
-    with pytest.raises(ValueError, match="did you mean 'SOFT'"):
-        MODELS.build(dict(type='ModelWithAttentions', model_type='SOFTT', attentions={}))
+    for wrong, match in (({}, "did you mean 'SOFT'"), (['encoder'], 'must be a dict')):
+        with pytest.raises(ValueError, match=match):
+            MODELS.build(dict(type='ModelWithAttentions', model_type='SOFTT', attentions=wrong))
 
 
-def test_a_pretrained_model_of_a_config_keeps_its_scales(monkeypatch, tmp_path):
-    class AttendsOnly(BaseModule):
+@pytest.mark.parametrize('of_a_part', [False, True], ids=['model', 'part'])
+def test_what_an_init_cfg_loads_keeps_its_scales(of_a_part, monkeypatch, tmp_path):
+    class Part(BaseModule):
         def __init__(self, init_cfg=None):
             super().__init__(init_cfg)
             self.attention = nn.MultiheadAttention(C, HEADS)
 
+    class AttendsOnly(BaseModule):
+        def __init__(self, of_part=None, init_cfg=None):
+            super().__init__(init_cfg)
+            self.part = Part(of_part)
+
     monkeypatch.setitem(MODELS.module_dict, 'AttendsOnly', AttendsOnly)
-    cfg = dict(type='ModelWithAttentions', model_type='AttendsOnly',
-               attentions={'': dict(type='PolaAttention')})  # fmt: skip
+    attentions = dict(part=dict(type='PolaAttention'))
+    cfg = dict(type='ModelWithAttentions', model_type='AttendsOnly', attentions=attentions)
     trained = {name: x + 1 for name, x in MODELS.build(cfg).state_dict().items()}
     torch.save(trained, tmp_path / 'weights.pth')
     start = dict(type='Pretrained', checkpoint=str(tmp_path / 'weights.pth'))
-    model = MODELS.build(dict(cfg, init_cfg=start))
+    cfg['init_cfg'] = [dict(type='Xavier', layer='Linear'), start]  # mmengine takes lists too
+    if of_a_part:
+        cfg.update(init_cfg=None, of_part=dict(start, prefix='part.'))
+    model = MODELS.build(cfg)
     quiet_init(model)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, trained[name]), name
+    torch.testing.assert_close(dict(model.state_dict()), trained, rtol=0, atol=0)
 
 
 def test_an_attention_of_two_names_stays_one_and_one_alone_is_told():
@@ -352,6 +363,25 @@ def test_an_attention_of_two_names_stays_one_and_one_alone_is_told():
     assert model.first is model.second and isinstance(model.first, LinearMultiheadAttention)
     with pytest.raises(ValueError, match='call LinearMultiheadAttention.from_multihead_attention'):
         swap_multihead_attention(nn.MultiheadAttention(C, HEADS), {})
+    # One that cannot be replaced leaves the others too.
+    some = nn.ModuleList(nn.MultiheadAttention(C, HEADS, add_bias_kv=one) for one in (False, True))
+    with pytest.raises(ValueError, match='add_bias_kv=True'):
+        swap_multihead_attention(some, {})
+    assert not isinstance(some[0], LinearMultiheadAttention)
+
+
+@torch.no_grad()
+def test_it_is_one_step_of_a_symbolic_trace_as_torchs_is():
+    class Block(nn.ModuleDict):
+        def forward(self, x, padding=None):
+            return x + self['attention'](query=x, key=x, value=x, key_padding_mask=padding)[0]
+
+    model = Block(dict(attention=nn.MultiheadAttention(C, HEADS, batch_first=True))).eval()
+    swap_multihead_attention(model, dict(type='RALAAttention', gate=True))
+    graph = torch.fx.symbolic_trace(torch.fx.symbolic_trace(model))
+    x, padding = torch.randn(2, 20, C), torch.arange(20) >= torch.tensor([[20], [15]])
+    torch.testing.assert_close(graph(x, padding), model(x, padding), rtol=0, atol=0)
+    assert [n.target for n in graph.graph.nodes if n.op == 'call_module'] == ['attention']
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import fast_with, quiet_init, registered
+from conftest import OnMap, fast_with, quiet_init, registered
 from mmengine.registry import MODELS
 
 from mmlaplace.models import BaseAttention
@@ -17,20 +17,9 @@ OF_SIGNS = ('EcoFormerAttention', 'MiTAAttention', 'ReformerAttention')
 HW, OTHERS = (9, 10), [(1, 9, 10), (3, 11, 13), (2, 7, 16)]
 
 
-class OfMap(torch.nn.Module):
-    """An attention of a map ``(B, C, H, W)``, from which the graph takes the sizes."""
-
-    def __init__(self, attention):
-        super().__init__()
-        self.attention = attention
-
-    def forward(self, x):
-        return self.attention(x.flatten(2).transpose(1, 2), tuple(x.shape[2:]))
-
-
 def build(name):
     sizes = dict(embed_dims=32, num_heads=2, input_resolution=(8, 8))
-    module = OfMap(MODELS.build(dict(type=name, **sizes)))
+    module = OnMap(MODELS.build(dict(type=name, **sizes)))
     for parameter in module.parameters():  # no branch is zero
         parameter.data += 0.02 * torch.randn_like(parameter)
     return module.eval()

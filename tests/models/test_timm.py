@@ -266,6 +266,9 @@ def test_pools_take_the_class_token_or_the_others(model, images):
     assert model(images).shape == (2, features.shape[1], 4)
     with pytest.raises(ValueError, match="got 'mean'"):
         model.reset_classifier(4, 'mean')
+    with pytest.raises(ValueError, match='num_classes must be a number from 0, got -1'):
+        model.reset_classifier(-1)
+    assert model.num_classes == 4 and model.get_classifier().out_features == 4
 
 
 def test_options_reach_the_backbone_and_unknown_ones_are_refused():

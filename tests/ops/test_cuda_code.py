@@ -56,13 +56,18 @@ SASS = f"""
 
 tool = load_tool('.dev_scripts/check_cuda_code.py')
 LIMIT = tool.Limit(
-    NAME, blocks=16, differences=2, opcodes={'FADD': 2, 'FADD |x|': 1, 'FSETP': 0}, instructions=4.5
+    NAME,
+    blocks=16,
+    whole={'FADD': 4, 'HMMA': 0},
+    differences=2,
+    opcodes={'FADD': 2, 'FADD |x|': 1, 'FSETP': 0},
+    instructions=4.5,
 )
 
 
 @pytest.fixture
 def kernel():
-    (kernel,) = tool.read_report(RESOURCES, ELF, SASS)
+    (kernel,) = tool.read_report(RESOURCES, ELF, SASS, 'sm_90')
     return kernel
 
 
@@ -74,9 +79,10 @@ def test_a_kernel_is_read_from_the_three_reports(kernel):
     assert (len(kernel.main_loop), {name: kernel.count(name) for name in counts}) == (8, counts)
     assert tool.find_problems([kernel], (LIMIT,)) == []
     row = tool.describe(kernel, (LIMIT,)).split()
-    assert row[:7] == ['16', '128', '0', '16', '64', '0', '4.00']
+    assert row[:6] == ['16', '128', '0', '16', '64', '0']
+    assert row[6:12] == ['4', '0', '0', '0', '0', '4.00']
     with pytest.raises(ValueError, match=f'no code of {NAME}'):
-        tool.read_report(RESOURCES, ELF, 'code for sm_90\n')
+        tool.read_report(RESOURCES, ELF, 'code for sm_90\n', 'sm_90')
 
 
 @pytest.mark.parametrize(
@@ -104,6 +110,8 @@ COMPARING = ['FSETP.GEU.AND P1, PT, R1, RZ, PT', 'FSEL R1, R1, -R1, P1']
     (dict(shared=50000), 'room for 4 blocks'), (dict(threads=0), 'room for 0 blocks'),
     (dict(main_loop=['FADD R1, R1, R2'] * 4), r'0\.00 FADD \|x\| for each difference'),
     (dict(main_loop=['FADD R1, R1, |R2|'] * 2), r'1\.00 FADD for each difference'),
+    (dict(opcodes={'FADD': 4, 'HMMA': 12}), r'12 HMMA; wanted: 0'),
+    (dict(architecture='sm_80', registers=64, shared=60000), 'room for 2 blocks'),
     (dict(main_loop=COMPARING), r'0\.50 FSETP for each difference .*; wanted: 0'),
     (dict(main_loop=COMPARING * 5), r'5\.00 instructions .*; wanted: at most 4\.5'),
     (dict(name='another'), f'no kernel is named {NAME}'),

@@ -12,6 +12,7 @@ import torch
 from conftest import ROOT
 from torch.utils import cpp_extension
 
+from mmlaplace.ops import laplacian_kernel
 from mmlaplace.ops.nystrom_attention import nystrom_attention_reference
 from mmlaplace.ops.pooled_landmarks import pooled_landmarks_reference
 
@@ -92,10 +93,21 @@ def attend(ops, inputs, table, constants, grad=None):
     return out, kept, grads
 
 
-@pytest.mark.parametrize('case', ATTENTIONS)
-def test_attention_for_gpus_has_the_values_and_gradients_of_the_reference(ops, case):
+@pytest.fixture
+def tensor_cores(ops):
+    yield ops.set_tensor_cores
+    ops.set_tensor_cores(False)
+
+
+@pytest.mark.parametrize(('case', 'by_tensor_cores'), [
+    *((case, False) for case in ATTENTIONS), ('large tiles', True), ('halves', True),
+])  # fmt: skip
+def test_attention_for_gpus_has_the_values_and_gradients_of_the_reference(
+    ops, tensor_cores, case, by_tensor_cores
+):
     sizes, pairs, form, kernel, whitening_eps, dtype, shared_memory = ATTENTIONS[case]
     ops.set_shared_memory(shared_memory)
+    tensor_cores(by_tensor_cores)
     inputs, table = attention_inputs(sizes, pairs, dtype)
     constants, grad = (kernel, 3.0, whitening_eps, form), torch.randn_like(inputs[0])
     out, kept, gradients = attend(ops, inputs, table, constants, grad)
@@ -112,6 +124,29 @@ def test_attention_for_gpus_has_the_values_and_gradients_of_the_reference(ops, c
     for name, input, got, right in zip(names, inputs, gradients, expected):
         assert got.dtype == input.dtype, name
         assert_near(got, right, dtype, name)
+
+
+@pytest.mark.parametrize(('dtype', 'whitening_eps'), [
+    (torch.float32, 1e-5), (torch.float32, None), (torch.float16, 1e-5), (torch.bfloat16, 1e-5),
+])  # fmt: skip
+def test_tensor_cores_are_as_accurate_as_fp32(ops, tensor_cores, dtype, whitening_eps):
+    ops.set_shared_memory(PLENTY)
+    (*tokens, landmarks, _, scale), _ = attention_inputs((1, 1, 64, 45, 33, 12), 0, dtype)
+    landmarks = landmarks.double()
+    # Landmarks that are close, so that products are differences of large numbers.
+    landmarks = landmarks[:, :, :1] + 0.3 * landmarks
+    inverse = torch.linalg.inv(laplacian_kernel(landmarks, landmarks, 16.0)).float()
+    inputs = (*tokens, landmarks.float(), inverse, scale)
+    constants = ('laplacian', 16.0, whitening_eps, 'half')
+    wanted = nystrom_attention_reference(*(x.double() for x in inputs), None, *constants)
+
+    def error():
+        return (ops.nystrom_attention(*inputs, None, *constants)[0].double() - wanted).norm()
+
+    by_threads = error()
+    tensor_cores(True)
+    by_cores = error()
+    assert 0 < by_cores < 2 * by_threads  # they round otherwise, and no worse
 
 
 @pytest.mark.parametrize(('sizes', 'whitening_eps'), [

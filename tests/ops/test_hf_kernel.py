@@ -11,6 +11,7 @@ from conftest import ROOT, load_tool, needs_torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmlaplace import ops as ours
+from mmlaplace.ops._sources import library_sources
 
 kernels = pytest.importorskip('kernels')
 pytestmark = needs_torch(2, 10)
@@ -86,6 +87,38 @@ def test_a_library_with_cuda_code_becomes_a_variant_for_its_cuda(tmp_path, monke
     assert json.loads(written.read_text())['backend'] == {
         'type': 'cuda', 'archs': ['8.0', '9.0+PTX']
     }  # fmt: skip
+
+
+def test_a_library_of_macos_becomes_a_variant_of_macos(tmp_path, monkeypatch):
+    library = tmp_path / '_C.abi3.so'
+    library.write_bytes(b'\xcf\xfa\xed\xfe' + (ROOT / tool.LIBRARY).read_bytes()[4:])  # Mach-O
+    make(monkeypatch, tmp_path / 'new', library)
+    (variant,) = (tmp_path / 'new/build').iterdir()
+    assert re.fullmatch(r'torch-stable-abi210-cpu-(x86_64|aarch64)-darwin', variant.name)
+
+
+def test_kernel_builder_finds_all_sources_and_what_they_include(kernel):
+    tomllib = pytest.importorskip('tomllib', reason='Python 3.11 has it')
+    folder = Path(kernel.__file__).parents[2]
+    build = tomllib.loads((folder / 'build.toml').read_text())
+    assert set(build['general']) == {'name', 'version', 'edition', 'license', 'backends'}
+    cpu, cuda = (build['kernel'][f'ops_{name}'] for name in build['general']['backends'])
+    assert (cpu['backend'], cuda['backend']) == ('cpu', 'cuda')
+    # Of kernel-builder, and for ONNX Runtime alone.
+    others = {'registration.h', '../../onnxruntime/host.h'}
+    compiled = {path.relative_to(ROOT).as_posix() for path in library_sources(ROOT / 'ops')}
+    assert {*cuda['src']} == compiled - {'ops/common/build_info.cpp'}  # the binding has it
+    assert {*cpu['src']} == {path for path in cuda['src'] if not path.endswith('.cu')}
+    for given in (cpu['src'], cuda['src']):
+        for source in [*build['torch']['src'], *given]:
+            path = folder / source
+            for name in re.findall(r'^#include "(.*)"', path.read_text(), re.MULTILINE):
+                near = (path.parent / name).resolve()
+                own = near.is_file() and near.relative_to(folder).as_posix() in given
+                assert own or name in others, (source, name)
+    python = folder / 'torch-ext/mmlaplace_ops'
+    assert {p.name for p in python.iterdir()} == {'__init__.py', 'ops'}
+    assert "glob('_mmlaplace_ops*.so')" in (python / 'ops/_native.py').read_text()
 
 
 def test_what_is_no_library_or_no_package_gets_one_sentence(tmp_path, monkeypatch):

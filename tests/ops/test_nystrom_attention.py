@@ -165,3 +165,17 @@ def test_nan_stays_in_its_head(op, spoilt, tokens, device):
         result[0, 1] = clean[name][0, 1]
         # In the reference, products of all heads are summed in an order of their own.
         torch.testing.assert_close(result, clean[name])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU here')
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize('name', CASES)
+def test_tensor_cores_on_cuda_are_as_accurate(name, dtype, monkeypatch):
+    tensors, options = case(name, dtype, 'cuda')
+    wanted = formula(*(tensor.double() for tensor in tensors), **options)
+    errors = []
+    for use in '01':
+        monkeypatch.setenv('MMLAPLACE_TENSOR_CORES', use)
+        out = attend(nystrom_attention, tensors, {**options, 'backend': 'native'})
+        errors.append((out - wanted).norm() / wanted.norm())
+    assert errors[1] <= 2 * errors[0] + torch.finfo(torch.float32).eps

@@ -76,7 +76,9 @@ def run(command, **environment):
 
 @pytest.mark.sanitizer
 @needs_compiler
-@pytest.mark.parametrize('op', ['kernels', 'inverses', 'nystrom_attention', 'pooled_landmarks'])
+@pytest.mark.parametrize('op', [
+    'kernels', 'inverses', 'nystrom_attention', 'pooled_landmarks', 'tensor_cores',
+])  # fmt: skip
 @pytest.mark.parametrize(('sanitizer', 'cases'), [
     ('address,undefined', 'all'),  # indices, alignment, overflow
     ('thread', 'few'),  # a missing __syncthreads is a data race

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from conftest import ROOT, fast_with, load_tool, registered, run_script, toolbox_model
+from conftest import ROOT, OnMap, fast_with, load_tool, registered, run_script, toolbox_model
 from mmengine.analysis import FlopAnalyzer
 from mmengine.config import Config
 from mmengine.registry import MODELS
@@ -19,17 +19,6 @@ from mmlaplace.model_zoo import read_models
 from mmlaplace.models import BaseAttention, LaplacianAttention, PyramidBackbone
 from mmlaplace.ops import use_backend
 from mmlaplace.toolboxes import toolbox_script
-
-
-class OnMap(torch.nn.Module):
-    """An attention as a model of images: every pixel a token."""
-
-    def __init__(self, attention):
-        super().__init__()
-        self.attention = attention
-
-    def forward(self, image):
-        return self.attention(image.flatten(2).transpose(1, 2), tuple(image.shape[2:]))
 
 
 def test_attention_counted_by_hand():

@@ -35,9 +35,6 @@ LOADERS = {
     'visualization/vis_attention.py': [
         'photo.png', LAPLACIAN, '--model', LAPLACIAN, 'FILE', '--out', 'OUT/a.png'
     ],
-    'analysis_tools/compare_inverse_norms.py': [
-        SOFTPP, 'FILE', '--out', 'OUT/a.json', '--picture', 'OUT/a.png'
-    ],
     '../demo/image_demo.py': ['photo.png', LAPLACIAN, 'FILE', '--out-dir', 'OUT'],
     '../demo/image_demo.py detector': ['photo.png', RETINANET, 'FILE', '--out-dir', 'OUT'],
     '../demo/image_demo.py segmentor': ['photo.png', FPN, 'FILE', '--out-dir', 'OUT'],
@@ -95,7 +92,7 @@ def run(tmp_path, monkeypatch, capsys):
             Path(place).mkdir(parents=True)
             Path(place, f'epoch_{epoch}.pth').symlink_to(paths['FILE'])
         host = STUDIES['textures'].host  # of a training that was stopped
-        begin(Path('runs'), settings_of('LaplacianAttention', host, 0, 'textures', True, None))
+        begin(Path('runs'), settings_of('LaplacianAttention', host, 0, 'textures', None))
         Path('runs/lock').touch()
         Path('data/mini/textures/train').mkdir(parents=True)
         Path('resumed/last_checkpoint').write_text(str(Path('resumed/epoch_11.pth').resolve()))

@@ -4,7 +4,6 @@ import sys
 from textwrap import fill
 from unittest import mock
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -181,12 +180,12 @@ def test_nystrom_rows_are_those_that_attention_without_whitening_applies(dtype):
     torch.testing.assert_close(found.double(), row, rtol=0.1, atol=0.02)
 
 
-def draw(tool, monkeypatch, *arguments) -> plt.Figure:
-    """What a tool draws, after it was run with a command line."""
+def draw(tool, monkeypatch, *arguments):
+    """The figure that a tool draws, after it was run with a command line."""
     monkeypatch.setattr(sys, 'argv', [tool.__file__, *map(str, arguments)])
-    plt.close('all')
-    tool.main()
-    return plt.gcf()
+    with mock.patch.object(tool, 'save', wraps=tool.save) as save:
+        tool.main()
+    return save.call_args.args[0]
 
 
 def test_vis_attention_has_a_panel_for_each_query_and_matrix(tmp_path, monkeypatch, capsys):
@@ -240,7 +239,7 @@ def test_vis_attention_shows_a_model_what_its_preprocessor_makes(tmp_path, monke
 
 def inside(figure, text) -> bool:
     """Whether a text is in the picture from its left to its right end."""
-    box = text.get_window_extent(figure.canvas.get_renderer())
+    box = text.get_window_extent()
     return box.x0 >= 0 and box.x1 <= figure.bbox.width
 
 
@@ -248,9 +247,9 @@ def test_titles_fit_into_the_picture(tmp_path):
     name = 'laplacianformer-medium_upernet_4xb2-40k_cityscapes-768x768: GradCAM at stage 3'
     pixels = np.zeros((48, 48, 3), np.uint8)
     title = 'class great white shark, white shark, man-eater, man-eating shark'
-    plt.close('all')
-    vis_cam.draw([vis_cam.Picture(pixels, pixels, 0, None, title)], name, tmp_path / 'cam.png')
-    figure = plt.gcf()
+    with mock.patch.object(vis_cam, 'save', wraps=vis_cam.save) as save:
+        vis_cam.draw([vis_cam.Picture(pixels, pixels, 0, None, title)], name, tmp_path / 'cam.png')
+    figure = save.call_args.args[0]
     assert inside(figure, figure._suptitle) and inside(figure, figure.axes[1].title)
 
 

@@ -123,7 +123,6 @@ def main() -> None:
     parser.add_argument('--host', choices=list(HOSTS), help="default: the study's")
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--study', choices=list(STUDIES), default='textures')
-    parser.add_argument('--no-local-branch', action='store_true', help='leave the convolution out')
     parser.add_argument('--epochs', type=partial(at_least, 2),  # the first warms the rate up
                         help="2 or more; default: the study's")  # fmt: skip
     parser.add_argument('--data-root', type=Path, default=Path('data/mini'))
@@ -131,9 +130,7 @@ def main() -> None:
     args = parser.parse_args()
     args.host = args.host or STUDIES[args.study].host
     try:
-        settings = settings_of(
-            args.attention, args.host, args.seed, args.study, not args.no_local_branch, args.epochs
-        )
+        settings = settings_of(args.attention, args.host, args.seed, args.study, args.epochs)
         if finished(args.work_dir, settings):
             print(f'{args.work_dir / "result.json"} is there already')
             return

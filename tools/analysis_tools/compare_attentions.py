@@ -18,7 +18,8 @@ Examples:
   python tools/analysis_tools/compare_attentions.py                  # all attentions, seeds 0 1 2
   python tools/analysis_tools/compare_attentions.py --attentions LaplacianAttention XCAttention
   python tools/analysis_tools/compare_attentions.py --hosts vit swin --seeds 0 --no-cost
-  python tools/analysis_tools/compare_attentions.py --no-local-branch --seeds 0 --no-cost
+  # without the convolution of V
+  python tools/analysis_tools/compare_attentions.py --attentions "PolaAttention, lepe_kernel=0"
   python tools/analysis_tools/compare_attentions.py --study fashion --no-cost --jobs 1
   python tools/analysis_tools/compare_attentions.py --study fashion --no-cost --ablations \\
       --seeds 0 1 2 3 4
@@ -41,7 +42,12 @@ from mmlaplace.analysis.measuring import describe_machine
 from mmlaplace.commands.command_line import ToolParser, at_least, positive, read_json, write_json
 from mmlaplace.commands.script_runs import import_first
 from mmlaplace.lab.runner import Outcome, run_all
-from mmlaplace.lab.side_by_side.attention_jobs import Script, read_result
+from mmlaplace.lab.side_by_side.attention_jobs import (
+    Script,
+    cost_job,
+    read_result,
+    training_job,
+)
 from mmlaplace.lab.side_by_side.attention_report import write_report
 from mmlaplace.lab.side_by_side.attention_study import (
     ABLATIONS,
@@ -50,47 +56,30 @@ from mmlaplace.lab.side_by_side.attention_study import (
     STUDIES,
     candidates,
     config_of,
-    cost_settings,
     missing_data,
-    settings_of,
-    without_local_branch,
 )
 
 
 def training_jobs(args) -> List[Script]:
     """A run for each host, seed and attention, in this order."""
-    off = '_no-local-branch' if args.no_local_branch else ''
-    jobs = []
-    for host in args.hosts:
-        for seed in args.seeds:
-            for name in args.attentions:
-                folder = args.work_dir / host / f'{args.study}{off}' / f'{folder_of(name)}_{seed}'
-                command = [
-                    'attention_training.py', name, '--host', host, '--seed', str(seed),
-                    '--study', args.study, '--work-dir', str(folder),
-                    '--data-root', str(args.data_root),
-                    *(['--no-local-branch'] if args.no_local_branch else []),
-                    *(['--epochs', str(args.epochs)] if args.epochs else []),
-                ]  # fmt: skip
-                settings = settings_of(
-                    name, host, seed, args.study, not args.no_local_branch, args.epochs
-                )
-                label = f'{name}, {host}, seed {seed}'
-                jobs.append(Script(label, command, folder / 'result.json', settings))
-    return jobs
+    return [
+        training_job(
+            name, host, seed, args.study, args.epochs,
+            args.work_dir / host / args.study / f'{folder_of(name)}_{seed}', args.data_root,
+        )
+        for host in args.hosts
+        for seed in args.seeds
+        for name in args.attentions
+    ]  # fmt: skip
 
 
 def cost_jobs(args) -> List[Script]:
-    jobs = []
-    for name in args.attentions:
-        result = args.work_dir / args.hosts[0] / 'cost' / f'{folder_of(name)}.json'
-        command = [
-            'attention_cost.py', name, '--host', args.hosts[0], '--out', str(result),
-            '--force', '--sizes', *map(str, args.sizes),
-        ]  # fmt: skip
-        settings = cost_settings(name, args.hosts[0], args.sizes)
-        jobs.append(Script(f'{name}, cost', command, result, settings))
-    return jobs
+    host = args.hosts[0]
+    folder = args.work_dir / host / 'cost'
+    return [
+        cost_job(name, host, args.sizes, folder / f'{folder_of(name)}.json')
+        for name in args.attentions
+    ]
 
 
 def folder_of(name: str) -> str:
@@ -144,8 +133,6 @@ def main() -> None:
     parser.add_argument('--hosts', nargs='+', choices=list(HOSTS), help="default: the study's")
     parser.add_argument('--seeds', nargs='+', type=int, default=[0, 1, 2])
     parser.add_argument('--study', choices=list(STUDIES), default='textures')
-    parser.add_argument('--no-local-branch', action='store_true',
-                        help='without the convolution on V, where there is one')  # fmt: skip
     parser.add_argument('--epochs', type=partial(at_least, 2),  # the first warms the rate up
                         help="2 or more; default: the study's")  # fmt: skip
     parser.add_argument('--no-cost', action='store_true', help='leave time and memory out')
@@ -174,8 +161,6 @@ def main() -> None:
         parser.error(str(error))
     if missing := missing_data(args.study, args.data_root):
         parser.error(missing)
-    if args.no_local_branch:
-        args.attentions = [name for name in args.attentions if has_local_branch(name)]
     known = dict(results=[], costs=[])
     if args.known:
         known = read_json(args.known, *known)
@@ -198,13 +183,6 @@ def main() -> None:
 def write_tables(content: dict, folder: Path) -> None:
     for path in write_report(content, folder):
         print(f'wrote {path}')
-
-
-def has_local_branch(name: str) -> bool:
-    try:
-        return bool(without_local_branch(config_of(name)))
-    except ValueError:
-        return False
 
 
 if __name__ == '__main__':

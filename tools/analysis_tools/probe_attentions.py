@@ -15,7 +15,6 @@ Examples:
 """
 
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -60,8 +59,6 @@ def main() -> None:
     parser.add_argument('--rates', nargs='+', type=float, metavar='RATE',
                         help="learning rates; default: the study's")  # fmt: skip
     parser.add_argument('--quick', action='store_true', help='20 steps, which teach nothing')
-    parser.add_argument('--minutes', type=float, default=float('inf'),
-                        help='start no run after so many minutes')  # fmt: skip
     parser.add_argument('--out', type=Path, default=Path('work_dirs/probes.jsonl'), metavar='FILE',
                         help='results, one a line; default: %(default)s')  # fmt: skip
     parser.add_argument('--report', type=Path, metavar='FOLDER',
@@ -87,7 +84,7 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     runner = Runner(study, args.out, lambda line: print(line, flush=True))
-    runner.run(args.seeds, time.monotonic() + 60 * args.minutes)
+    runner.run(args.seeds)
     if args.out.exists():
         print(f'results are in {args.out}')
     if runner.failures:

@@ -30,11 +30,14 @@ Examples:
   python tools/benchmarks/benchmark_backbone.py laplacianformer-tiny soft-tiny \\
       polaformer-pvt-tiny peers --sizes 224x8 256x8 --plot-top1 work_dirs/top1.png
   python tools/benchmarks/benchmark_backbone.py --list 'mmpretrain:*Swin*'
-
-backbone_report.py prints the tables of the JSON again, also as Markdown, and draws the plots.
+  # the tables of an earlier call in Markdown, and a plot of some of its candidates
+  python tools/benchmarks/benchmark_backbone.py --report work_dirs/benchmark_backbone.json
+  python tools/benchmarks/benchmark_backbone.py laplacianformer-small pvt-tiny \\
+      --report docs/logs/benchmark_choose_cpu.json --plot size.png
 """
 
 import argparse
+import importlib.util
 import re
 import statistics
 import sys
@@ -53,15 +56,20 @@ from mmlaplace.analysis.measuring import (
     process_memory,
     tensor_memory,
 )
-from mmlaplace.commands.command_line import ToolParser, positive, write_json
+from mmlaplace.commands.command_line import (
+    PICTURES,
+    ToolParser,
+    positive,
+    read_json,
+    write_json,
+)
 from mmlaplace.cpu import optimize
 from mmlaplace.lab.side_by_side.backbone_candidates import SOURCES, Builder, catalogue, find
 from mmlaplace.lab.side_by_side.backbone_report import (
-    add_report_options,
-    check_report_options,
-    draw,
     exponents,
     measured,
+    plot,
+    plot_top1,
     print_tables,
     short,
 )
@@ -189,7 +197,7 @@ def print_list(pattern: str) -> None:
 def parse_args() -> argparse.Namespace:
     parser = ToolParser(__doc__)
     parser.add_argument(
-        'candidates', nargs='*', default=list(CANDIDATES), metavar='CANDIDATE',
+        'candidates', nargs='*', metavar='CANDIDATE',
         help=f'default: {" ".join(CANDIDATES)}',
     )  # fmt: skip
     parser.add_argument(
@@ -208,15 +216,34 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--threads', type=positive, help='on the CPU; default: as torch chooses')
     parser.add_argument('--train', action='store_true', help='forward and backward')
     parser.add_argument('--rounds', type=positive, default=10, help='default: %(default)s')
-    add_report_options(parser)
+    parser.add_argument(
+        '--base', metavar='CANDIDATE', help='what the others are compared with; default: the first'
+    )
+    parser.add_output('--plot', suffixes=PICTURES, help='draw time and memory over the size')
+    parser.add_output(
+        '--plot-top1', suffixes=PICTURES, help='draw published top-1 over measured speed'
+    )
     parser.add_output('--out', default=Path('work_dirs/benchmark_backbone.json'))
+    parser.add_argument('--report', type=Path, metavar='JSON',
+                        help='print and draw what an earlier call measured')  # fmt: skip
     args = parser.parse_args()
     if args.list is not None:
         print_list(args.list)
         parser.exit()
-    names = [n for given in args.candidates for n in (peers() if given == 'peers' else [given])]
-    args.candidates, args.modes = list(dict.fromkeys(names)), list(dict.fromkeys(args.modes))
-    check_report_options(parser, args, args.candidates)
+    if (args.plot or args.plot_top1) and importlib.util.find_spec('matplotlib') is None:
+        parser.error('plots need matplotlib; install it with pip install matplotlib')
+    given = [n for name in args.candidates for n in (peers() if name == 'peers' else [name])]
+    args.modes = list(dict.fromkeys(args.modes))
+    args.report = read_json(args.report, 'candidates') if args.report else None
+    measured_before = args.report['candidates'] if args.report else None
+    args.candidates = list(dict.fromkeys(given)) or measured_before or list(CANDIDATES)
+    args.base = args.base or args.candidates[0]
+    if args.base not in args.candidates:
+        parser.error(f'--base must be one of {", ".join(args.candidates)}, got {args.base}')
+    if args.report:
+        if unknown := [name for name in args.candidates if name not in measured_before]:
+            parser.error(f'--report has no {unknown[0]}; it has {", ".join(measured_before)}')
+        return args
     optimized = [mode for mode in args.modes if MODES[mode][0] == 'optimized']
     if optimized and (args.train or args.device != 'cpu'):
         parser.error(f'--modes {optimized[0]} is for inference on a CPU')
@@ -231,8 +258,23 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
+def draw(result: dict, args: argparse.Namespace) -> None:
+    """Write the plots that are asked for."""
+    if args.plot is not None:
+        plot(result, args.plot)
+    if args.plot_top1 is not None:
+        plot_top1(result, args.plot_top1)
+
+
 def main() -> int:
     args = parse_args()
+    if args.report:
+        rows = [row for row in args.report['rows'] if row['candidate'] in args.candidates]
+        result = dict(args.report, candidates=args.candidates, rows=rows)
+        result['exponents'] = exponents(measured(result))
+        print_tables(result, args.base, markdown=True)
+        draw(result, args)
+        return 0
     device = torch.device(args.device)
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -267,7 +309,7 @@ def main() -> int:
     if not measured(result):
         print('nothing was measured', file=sys.stderr)
         return 1
-    draw(result, args.plot, args.plot_top1)
+    draw(result, args)
     print('wrote', *filter(None, (args.out, args.plot, args.plot_top1)))
     return 0
 

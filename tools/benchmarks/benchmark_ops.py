@@ -51,7 +51,7 @@ from mmlaplace.analysis.measuring import (
     tensor_memory,
 )
 from mmlaplace.commands.command_line import PICTURES, ToolParser, positive, write_json
-from mmlaplace.lab.figures import new_figure, save
+from mmlaplace.lab.figures import new_figure, save, where
 from mmlaplace.lab.side_by_side.op_candidates import (
     INVERSE_SHAPES,
     KERNEL_SHAPES,
@@ -320,9 +320,8 @@ def main() -> None:
             print(f'timing for the plot: {case.title}', flush=True)
             sweep += time_case(case, False, rounds)[0]
         heads, _, keys, dims = sweep_shapes[0]
-        where = machine.get('GPU') or f'{machine["CPU"]}, {machine["threads"]} threads'
         title = f'Laplacian kernel, {heads} heads, N queries x {keys} keys, d = {dims}'
-        plot(sweep, f'{title}\n{args.dtype}, {where}', args.plot)
+        plot(sweep, f'{title}\n{args.dtype}, {where(machine)}', args.plot)
     result = {'machine': machine, 'dtype': args.dtype, 'rounds': rounds}
     if args.train_step:
         print('timing training steps', flush=True)

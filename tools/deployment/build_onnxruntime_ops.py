@@ -17,7 +17,6 @@ import os
 import subprocess
 import sys
 import sysconfig
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Optional
@@ -51,13 +50,12 @@ def find_headers(given: Optional[Path]) -> Path:
     )
 
 
-def build(headers: Path, out: Path, jobs: int = 1) -> None:
+def build(headers: Path, out: Path) -> None:
     """Compile the library.
 
     Args:
         headers: Folder of the headers of ONNX Runtime.
         out: The library.
-        jobs: Sources compiled at a time. Default: 1.
 
     Raises:
         FileNotFoundError: If the sources are not there.
@@ -68,12 +66,12 @@ def build(headers: Path, out: Path, jobs: int = 1) -> None:
         raise FileNotFoundError(f'no sources in {SOURCES}: this tool works in a clone of mmlaplace')
     compiler = (os.environ.get('CXX') or sysconfig.get_config_var('CXX') or 'c++').split()
     out.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
+    with TemporaryDirectory() as folder:
         objects = [str(Path(folder, f'{source.stem}.o')) for source in sources]
         more = os.environ.get('CXXFLAGS', '').split()
         compile_one = [*compiler, *FLAGS, *more, f'-I{headers}', '-c']
-        commands = [[*compile_one, str(s), '-o', o] for s, o in zip(sources, objects)]
-        list(pool.map(_run, commands))
+        for source, name in zip(sources, objects):
+            _run([*compile_one, str(source), '-o', name])
         _run([*compiler, '-shared', *objects, '-o', str(out)])
 
 
@@ -92,10 +90,9 @@ def main() -> None:
     )
     parser.add_argument('--headers', type=Path, help='of ONNX Runtime; default: $ORT_INCLUDE')
     parser.add_argument('--out', type=Path, default=LIBRARY, help='default: %(default)s')
-    parser.add_argument('--jobs', type=int, default=1, help='default: 1')
     args = parser.parse_args()
     try:
-        build(find_headers(args.headers), args.out, args.jobs)
+        build(find_headers(args.headers), args.out)
     except (FileNotFoundError, RuntimeError) as error:
         sys.exit(f'{Path(sys.argv[0]).name}: error: {error}')
     print(f'{args.out}: run_onnx.py takes it by --library; mmlaplace finds it in {LIBRARY}')

@@ -5,6 +5,7 @@
   softpp-3      published top-1 over images a second, which are measured here
   softpp-5      how the Newton iteration converges on the landmark kernels of a model (--model)
   softpp-6a     eigenvalues of a landmark kernel of a model (--model)
+  softpp-6b     norm of the inverse over landmarks, with random weights and trained (--model)
   polaformer-3  weights of the gates G^s and G^o of a model (--model)
   polaformer-4  published top-1 over published MACs, and over a measured time
   polaformer-5  how a row's weights are spread, and its entropy, in some models (--model)
@@ -49,6 +50,7 @@ from mmlaplace.lab.reproduction.figure_numbers import (
     speed,
     speed_and_macs,
 )
+from mmlaplace.lab.reproduction.inverse_norms import draw_inverse_norms, inverse_norms
 
 
 class Figure(NamedTuple):
@@ -71,6 +73,7 @@ FIGURES: Dict[str, Figure] = {
     'softpp-3': Figure(speed, draw_speed),
     'softpp-5': Figure(newton, draw_newton, 'one'),
     'softpp-6a': Figure(eigenvalues, draw_eigenvalues, 'one'),
+    'softpp-6b': Figure(inverse_norms, draw_inverse_norms, 'one'),
     'polaformer-3': Figure(gates, draw_gates, 'one'),
     'polaformer-4': Figure(speed_and_macs, draw_speed_and_macs),
     'polaformer-5': Figure(rows, draw_rows, 'some'),

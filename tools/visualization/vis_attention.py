@@ -28,9 +28,9 @@ from pathlib import Path
 from textwrap import fill
 from typing import Dict, List, NamedTuple
 
-import matplotlib
 import numpy as np
 import torch
+from matplotlib import patheffects
 from PIL import Image
 from rich.progress import track
 from torch import Tensor
@@ -44,12 +44,8 @@ from mmlaplace.commands.command_line import (
     positive,
     preprocessor_of,
 )
+from mmlaplace.lab.figures import new_figure, save
 from mmlaplace.models import BaseAttention
-from mmlaplace.writing import whole_file
-
-matplotlib.use('Agg')
-import matplotlib.patheffects as effects
-import matplotlib.pyplot as plt
 
 PLACES = 8  # that the side of a map has at least, where no other is asked for: fewer show blocks
 
@@ -115,10 +111,8 @@ def draw(
     width, height = image.size
     lines = 1 + max(column.title.count('\n') for column in columns)
     rows_height = (2.3 * height / width + 0.35) * len(points)
-    figure, axes = plt.subplots(
-        len(points), 1 + len(columns), squeeze=False, layout='constrained',
-        figsize=(2.4 * len(columns) + 3.2, rows_height + 0.5 + 0.2 * lines),
-    )  # fmt: skip
+    size = 2.4 * len(columns) + 3.2, rows_height + 0.5 + 0.2 * lines
+    figure, axes = new_figure(len(points), 1 + len(columns), size, squeeze=False)
     pale = 0.4 + 0.6 * np.asarray(image.convert('L')) / 255
     for i, (x, y) in enumerate(points):
         axes[i, 0].imshow(image)
@@ -136,14 +130,13 @@ def draw(
             axis.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
             axis.plot(
                 x, y, '+', color='white', markersize=11, markeredgewidth=2,
-                path_effects=[effects.withStroke(linewidth=4, foreground='black')],
+                path_effects=[patheffects.withStroke(linewidth=4, foreground='black')],
             )  # fmt: skip
     for axis, text in zip(axes[0], ['queries', *(column.title for column in columns)]):
         axis.set_title(text, fontsize=11, parse_math=False)  # a file's name may have dollars
     figure.colorbar(heat, ax=axes, label='weight, scaled in each panel', pad=0.01, aspect=30)
     figure.suptitle(fill(title, 16 * (1 + len(columns))), fontsize=12)
-    with whole_file(path) as temporary:
-        figure.savefig(temporary, dpi=100)
+    save(figure, path, dpi=100)
 
 
 def parse_args(parser: ToolParser) -> argparse.Namespace:

@@ -28,11 +28,11 @@ from textwrap import fill
 from typing import Any, List, NamedTuple, Optional, Tuple
 from unittest import mock
 
-import matplotlib
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from matplotlib.patches import Rectangle
 from mmengine.config import Config, DictAction
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.registry import DATASETS, DefaultScope
@@ -47,14 +47,10 @@ from mmlaplace.commands.command_line import (
     positive,
     read_config,
 )
+from mmlaplace.lab.figures import new_figure, save
 from mmlaplace.model_zoo import build_model
 from mmlaplace.models.layers import tokens_to_map
 from mmlaplace.models.layers.class_attention import ClassAttention
-from mmlaplace.writing import whole_file
-
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
-from matplotlib.patches import Rectangle
 
 METHODS = (
     'GradCAM', 'GradCAMPlusPlus', 'HiResCAM', 'LayerCAM', 'XGradCAM', 'EigenGradCAM', 'EigenCAM'
@@ -198,10 +194,8 @@ def draw(pictures: List[Picture], title: str, path: Path) -> None:
     pairs = min(len(pictures), 3)
     rows = math.ceil(len(pictures) / pairs)
     height, width = pictures[0].pixels.shape[:2]
-    figure, axes = plt.subplots(
-        rows, 2 * pairs, figsize=(4 * pairs, rows * (2 * height / width + 0.3) + 0.4),
-        layout='constrained', squeeze=False,
-    )  # fmt: skip
+    size = 4 * pairs, rows * (2 * height / width + 0.3) + 0.4
+    figure, axes = new_figure(rows, 2 * pairs, size, squeeze=False)
     for axis in axes.flat:
         axis.axis('off')
     for picture, (left, right) in zip(pictures, axes.reshape(-1, 2)):
@@ -210,8 +204,7 @@ def draw(pictures: List[Picture], title: str, path: Path) -> None:
         right.set_title(fill(picture.title, 28), fontsize=9)  # letters that fit above it
         outline(right, picture.found, picture.category)
     figure.suptitle(fill(title, 40 * pairs), fontsize=11)  # letters that fit into the width
-    with whole_file(path) as temporary:
-        figure.savefig(temporary, dpi=100)
+    save(figure, path, dpi=100)
 
 
 def parse_args(parser: ToolParser) -> argparse.Namespace:

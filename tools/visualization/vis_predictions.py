@@ -18,9 +18,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import fill
 
-import matplotlib
 import numpy as np
 import torch
+from matplotlib import colormaps
 from mmengine.config import DictAction
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, VISUALIZERS
@@ -35,11 +35,8 @@ from mmlaplace.commands.command_line import (
     positive,
     read_config,
 )
+from mmlaplace.lab.figures import new_figure, save
 from mmlaplace.model_zoo import build_model
-from mmlaplace.writing import whole_file
-
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
 
 MIN_SCORE = 0.5  # of a box that is drawn
 COUNT = {'mmpretrain': 24}  # images; of other toolboxes fewer, which are larger
@@ -98,19 +95,17 @@ def meta_with_colours(meta: dict) -> dict:
     classes = meta.get('classes') or ()
     if len(meta.get('palette') or ()) == len(classes):
         return meta
-    colours = plt.get_cmap('hsv')(np.arange(len(classes)) / len(classes))
+    colours = colormaps['hsv'](np.arange(len(classes)) / len(classes))
     return dict(meta, palette=[tuple(int(255 * part) for part in c[:3]) for c in colours])
 
 
-def arrange(pictures: list, columns: int, classes, heading: str) -> plt.Figure:
-    """A figure of all pictures, in rows."""
+def draw(pictures: list, columns: int, classes, heading: str, path: Path) -> None:
+    """Draw all pictures, in rows."""
     height, width = pictures[0][1].shape[:2]
     rows = math.ceil(len(pictures) / columns)
     cell = WIDTH / columns
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(WIDTH, rows * (cell * height / width + 0.3) + 0.4),
-        layout='constrained', squeeze=False,
-    )  # fmt: skip
+    size = WIDTH, rows * (cell * height / width + 0.3) + 0.4
+    figure, axes = new_figure(rows, columns, size, squeeze=False)
     for axis in axes.flat:
         axis.axis('off')
     for axis, (sample, picture, title, colour) in zip(axes.flat, pictures):
@@ -120,7 +115,7 @@ def arrange(pictures: list, columns: int, classes, heading: str) -> plt.Figure:
         if 'pred_instances' in sample:
             name_boxes(axis, sample, classes)
     figure.suptitle(heading, fontsize=10)
-    return figure
+    save(figure, path, dpi=150)
 
 
 def main() -> None:
@@ -169,8 +164,7 @@ def main() -> None:
 
     columns = min(8 if show is classified else 3, len(pictures))
     heading = f'{Path(args.config).stem}: {len(pictures)} held-out images'
-    with whole_file(args.out) as temporary:
-        arrange(pictures, columns, classes, heading).savefig(temporary, dpi=150)
+    draw(pictures, columns, classes, heading, args.out)
     print(f'wrote {args.out}')
 
 

@@ -5,8 +5,7 @@ from typing import Dict, List, NamedTuple, Sequence
 
 from ..probes.report import Table, table_of
 from ..probes.results import read_results
-from ..side_by_side.attention_jobs import Script
-from ..side_by_side.attention_study import cost_settings, settings_of
+from ..side_by_side.attention_jobs import Script, cost_job, training_job
 from .frames import Candidate
 from .plan import Plan
 
@@ -20,36 +19,26 @@ def _file(one: Candidate) -> str:
 
 def cost_jobs(candidates: Sequence[Candidate], plan: Plan, folder: Path) -> List[Script]:
     """Time and memory of each attention."""
-    jobs = []
-    for one in candidates:
-        path = folder / COSTS / f'{_file(one)}.json'
-        command = [
-            'attention_cost.py', one.name, '--host', COST_HOST, '--out', str(path), '--force',
-            '--sizes', *map(str, plan.sizes),
-        ]  # fmt: skip
-        settings = cost_settings(one.name, COST_HOST, plan.sizes)
-        jobs.append(Script(f'{one.label}, time and memory', command, path, settings))
-    return jobs
+    return [
+        cost_job(one.name, COST_HOST, plan.sizes, folder / COSTS / f'{_file(one)}.json', one.label)
+        for one in candidates
+    ]
 
 
 def training_jobs(
     candidates: Sequence[Candidate], plan: Plan, folder: Path, data_root: Path
 ) -> List[Script]:
     """The trainings on images. All attentions have a seed before the next one begins."""
-    jobs = []
-    for seed in range(plan.seeds):
-        for host in plan.backbones:
-            for one in candidates:
-                place = folder / IMAGES / f'{host}-{plan.epochs}-epochs' / f'{_file(one)}_{seed}'
-                command = [
-                    'attention_training.py', one.name, '--host', host, '--seed', str(seed),
-                    '--epochs', str(plan.epochs), '--data-root', str(data_root),
-                    '--work-dir', str(place),
-                ]  # fmt: skip
-                settings = settings_of(one.name, host, seed, 'textures', True, plan.epochs)
-                label = f'{one.label} in {host}, seed {seed}'
-                jobs.append(Script(label, command, place / 'result.json', settings))
-    return jobs
+    return [
+        training_job(
+            one.name, host, seed, 'textures', plan.epochs,
+            folder / IMAGES / f'{host}-{plan.epochs}-epochs' / f'{_file(one)}_{seed}', data_root,
+            one.label,
+        )
+        for seed in range(plan.seeds)
+        for host in plan.backbones
+        for one in candidates
+    ]  # fmt: skip
 
 
 class Found(NamedTuple):

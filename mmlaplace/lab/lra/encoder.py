@@ -119,17 +119,17 @@ class SequenceEncoder(BaseModule):
         padding_id: Id of padding, or None without padding. Default: 0.
         pixel_map: Height and width of the picture whose pixels a sequence is, row by row. Positions
             then start as sines and cosines of row and column, with wavelengths from 6 to 180
-            pixels, so neighbours are alike, and ids with a standard deviation of 0.5. Default:
-            None. Both then start at random with 0.02, as in the code that the papers' tables come
-            from.
+            pixels, so neighbours are alike. Embeddings of ids start with a standard deviation of
+            0.5. Default: None. Positions and embeddings then start at random with a standard
+            deviation of 0.02, as in the code that the papers' tables come from.
         with_cp: Whether to recompute activations in the backward pass. Default: False.
         init_cfg: As in mmengine. Default: none.
 
     Raises:
         ValueError: For an unknown ``padding`` or ``pool``, an ``attn_cfg`` without a known type, an
-            attention that does not go with ``padding='mask'``, or a ``pixel_map`` that has not
-            ``max_length`` pixels, or goes with ``embed_dims`` that 4 does not divide. In the
-            forward, for a sequence that is too long.
+            attention that takes no mask with ``padding='mask'``, a ``pixel_map`` of other than
+            ``max_length`` pixels, or a ``pixel_map`` with ``embed_dims`` that 4 does not divide.
+            In the forward, for a sequence that is too long.
 
     Source: Long Range Arena (arXiv 2011.04006), in the sizes of Nyströmformer and Skyformer, which
     SOFT++ and PolaFormer take.

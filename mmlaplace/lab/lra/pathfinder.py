@@ -246,9 +246,9 @@ def draw(
 def make_picture(rng: np.random.Generator, settings: PathfinderSettings) -> Picture:
     """Draw one picture.
 
-    Two paths of bars start in the middle and grow in turns. A bar that has no room takes the last
-    ones back, where the authors' generator starts again. One disc is on an end of a path, the other
-    on the far end of the same path, or of the other.
+    Two paths of bars start in the middle and grow in turns. If a bar has no room, the last bars are
+    removed; the authors' generator begins the picture again. One disc is on an end of a path, the
+    other on the far end of the same path, or of the other.
 
     Args:
         rng: Source of randomness.

@@ -62,10 +62,8 @@ def spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return (a * b).sum(-1) / np.sqrt((a * a).sum(-1) * (b * b).sum(-1))
 
 
-def correlate(
-    probe: Dict[str, float], images: Dict[str, float], level: float = 0.95
-) -> Optional[Correlation]:
-    """Correlate two scores over the attentions that have both, with a bootstrap interval.
+def correlate(probe: Dict[str, float], images: Dict[str, float]) -> Optional[Correlation]:
+    """Correlate two scores over the attentions that have both, with a 95 % bootstrap interval.
 
     The interval is between percentiles of 2,000 draws of attentions with replacement, always the
     same draws.
@@ -73,7 +71,6 @@ def correlate(
     Args:
         probe: Accuracy in a probe by attention.
         images: Accuracy on images by attention.
-        level: Probability of the interval. Default: 0.95.
 
     Returns:
         The correlation. None for fewer than six attentions, or equal scores.
@@ -86,9 +83,8 @@ def correlate(
     if np.isnan(rho):
         return None
     drawn = np.random.default_rng(0).integers(len(names), size=(DRAWS, len(names)))
-    tail = 50 * (1 - level)
-    # A draw of equal scores has no order, which predicts nothing.
-    low, high = np.percentile(np.nan_to_num(spearman(x[drawn], y[drawn])), [tail, 100 - tail])
+    # A draw of equal scores has no order. Its correlation counts as 0.
+    low, high = np.percentile(np.nan_to_num(spearman(x[drawn], y[drawn])), [2.5, 97.5])
     return Correlation(rho, float(low), float(high), len(names))
 
 

@@ -147,16 +147,14 @@ def text_of(table: Table) -> str:
     return markdown(['attention', *(column.title for column in table.columns)], rows)
 
 
-def read_costs(path: Path, host: str = 'laplacianformer') -> Dict[str, Dict[str, float]]:
-    """Time of a forward pass in ms by the side of the image, and MB of training at the largest.
+def read_costs(path: Path) -> Dict[str, Dict[str, float]]:
+    """Costs of attentions in the host LaplacianFormer, of a results.json of compare_attentions.py.
 
-    Args:
-        path: The results.json of compare_attentions.py.
-        host: The host in which they were measured. Default: 'laplacianformer'.
+    They are ms of a forward pass by the side of the image, and MB of training at the largest.
     """
     costs = {}
     for made in json.loads(path.read_bytes())['costs']:
-        if made['settings']['host'] != host:
+        if made['settings']['host'] != 'laplacianformer':
             continue
         name = made['settings']['attention'].replace('Attention', '')
         forward = {row['side']: row for row in made['cost']['forward']['rows']}

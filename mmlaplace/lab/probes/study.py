@@ -18,7 +18,7 @@ from .training import Schedule, train_probe
 CONFIG = 'configs/probes/probes.yml'
 SOLVED = 0.99  # no further learning rate is tried
 REACHED = 0.9  # the accuracy from which a harder probe is tried, and the largest is reported
-DISAGREE = 0.5  # of accuracies: if seeds differ by more, one of them cannot choose the rate
+DISAGREE = 0.5  # if accuracies of seeds differ by more, one seed does not show the best rate
 QUICK = dict(steps=20)
 
 
@@ -46,17 +46,13 @@ class Study(NamedTuple):
 
 
 def all_attentions() -> Dict[str, dict]:
-    """Registered attentions and variants by their names in tables, with their own defaults."""
+    """Registered attentions, and some with options, by name. They have their own defaults."""
     return {name.replace('Attention', ''): config_of(name, landmarks=None) for name in candidates()}
 
 
-def read_studies(path: Optional[Path] = None) -> Dict[str, Study]:
-    """The studies of a config by their names.
-
-    Args:
-        path: The YAML file. Default: None, the config of mmlaplace.
-    """
-    content = read_yaml(path or files_root() / CONFIG)
+def read_studies() -> Dict[str, Study]:
+    """The studies of the config of mmlaplace by their names."""
+    content = read_yaml(files_root() / CONFIG)
     return {
         name: Study(
             study['title'],

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, List, Sequence, Tuple
 
 import numpy as np
 
-from ..figures import new_figure
+from ..figures import new_figure, where
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,7 +46,7 @@ def scatter(
     axis.margins(x=0.1, y=0.08)
 
 
-def name_families(axis: 'Axes', points: List[dict], x: str, y: str = 'top-1') -> None:
+def name_families(axis: 'Axes', points: List[dict], x: str) -> None:
     """Write the name of each family beside its largest model.
 
     The name is to the left for the paper's own families, and to the right for the others.
@@ -55,7 +55,7 @@ def name_families(axis: 'Axes', points: List[dict], x: str, y: str = 'top-1') ->
         last = max((p for p in points if p['family'] == name), key=lambda point: point[x])
         own = last['kind'] == 'own'
         axis.annotate(
-            name, (last[x], last[y]), (-7, 4) if own else (5, -9), textcoords='offset points',
+            name, (last[x], last['top-1']), (-7, 4) if own else (5, -9), textcoords='offset points',
             fontsize=8, ha='right' if own else 'left',
         )  # fmt: skip
 
@@ -64,12 +64,6 @@ def legend_below(figure: 'Figure', axis: 'Axes', columns: int) -> None:
     figure.legend(
         *axis.get_legend_handles_labels(), loc='outside lower center', ncols=columns, fontsize=7
     )
-
-
-def where(found: dict) -> str:
-    machine = found['machine']
-    threads = f'{machine["threads"]} thread{"s" * (machine["threads"] != "1")}'
-    return machine.get('GPU') or f'{machine["CPU"]}, {threads}'
 
 
 def draw_parameters(found: dict) -> 'Figure':
@@ -128,7 +122,7 @@ def draw_speed(found: dict) -> 'Figure':
     unit = 'images a second' if found['device'] != 'cpu' else 'images a second of processor time'
     axis.set(
         xlabel=f'{unit}, measured, batch {found["batch_size"]}',
-        ylabel='top-1 on ImageNet (%)', title=f'top-1: {NOTE}\nspeed: {where(found)}',
+        ylabel='top-1 on ImageNet (%)', title=f'top-1: {NOTE}\nspeed: {where(found["machine"])}',
     )  # fmt: skip
     axis.margins(x=0.15)
     axis.legend()
@@ -146,7 +140,7 @@ def draw_speed_and_macs(found: dict) -> 'Figure':
     unit = 'ms' if found['device'] != 'cpu' else 'ms of processor time'
     right.set(
         xlabel=f'{unit} an image, measured, batch {found["batch_size"]}',
-        ylabel='top-1 on ImageNet (%)', title=f'top-1: {NOTE}\ntime: {where(found)}',
+        ylabel='top-1 on ImageNet (%)', title=f'top-1: {NOTE}\ntime: {where(found["machine"])}',
     )  # fmt: skip
     legend_below(figure, left, 6)
     return figure

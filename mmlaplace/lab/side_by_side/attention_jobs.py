@@ -3,12 +3,13 @@
 import json
 import warnings
 from pathlib import Path
-from typing import List, Optional
+from typing import List, Optional, Sequence
 
 from ...commands.command_line import write_json
 from ...commands.script_runs import run_script
 from ...model_zoo import files_root
 from ..runner import Job, JobFailed
+from .attention_study import cost_settings, settings_of
 
 TOOLS = files_root() / 'tools/analysis_tools'
 
@@ -39,6 +40,32 @@ class Script(Job):
         if status:
             raise JobFailed(f'{self.label} ended with status {status}; the end of {log}:\n{end}')
         return json.loads(self.path.read_bytes())
+
+
+def training_job(
+    name: str, host: str, seed: int, study: str, epochs: Optional[int], folder: Path,
+    data_root: Path, label: str = '',
+) -> Script:  # fmt: skip
+    """The job that trains an attention in a folder. Messages have ``label`` in place of the name.
+
+    Other arguments are those of :func:`settings_of`.
+    """
+    command = [
+        'attention_training.py', name, '--host', host, '--seed', str(seed), '--study', study,
+        '--work-dir', str(folder), '--data-root', str(data_root),
+        *(['--epochs', str(epochs)] if epochs else []),
+    ]  # fmt: skip
+    settings = settings_of(name, host, seed, study, epochs)
+    label = f'{label or name} in {host}, seed {seed}'
+    return Script(label, command, folder / 'result.json', settings)
+
+
+def cost_job(name: str, host: str, sizes: Sequence[int], path: Path, label: str = '') -> Script:
+    """The job that measures time and memory of a host with an attention, and writes a file."""
+    command = ['attention_cost.py', name, '--host', host, '--out', str(path), '--force',
+               '--sizes', *map(str, sizes)]  # fmt: skip
+    settings = cost_settings(name, host, sizes)
+    return Script(f'{label or name}, time and memory', command, path, settings)
 
 
 def read_result(path: Path) -> Optional[dict]:

@@ -232,33 +232,6 @@ def plot_accuracy(results: List[dict], title: str, path: Path) -> None:
     save(figure, path)
 
 
-def plot_distances(results: List[dict], title: str, path: Path) -> None:
-    """Plot the shares of weight for near, middle and far keys in the first stage.
-
-    The attention with the largest share for near keys is at the top.
-    """
-    rows = {}
-    for name, runs in by_attention(results).items():
-        found = [m for run in runs for m in run['matrices'] if m['stage'] == 1]
-        if found:
-            rows[name] = [
-                statistics.mean(m[key] for m in found) for key in ('near', 'middle', 'far')
-            ]
-    names = sorted(rows, key=lambda name: rows[name][0])
-    figure, axis = new_figure(1, 1, (7, 1.2 + 0.22 * len(names)))
-    start = [0.0] * len(names)
-    for part, (label, color) in enumerate(
-        (('near: 2 tokens', '#1b4f72'), ('middle: 6 tokens', '#5dade2'), ('far', '#d6dbdf'))
-    ):
-        widths = [rows[name][part] for name in names]
-        axis.barh(range(len(names)), widths, left=start, color=color, label=label)
-        start = [a + b for a, b in zip(start, widths)]
-    axis.set_yticks(range(len(names)), [short(name) for name in names], fontsize=8)
-    axis.set(xlabel='share of absolute weight', title=title, ylim=(-1, len(names)), xlim=(0, 1))
-    figure.legend(loc='outside lower center', ncols=3, fontsize=8)
-    save(figure, path)
-
-
 def plot_cost(costs: Dict[str, dict], path: Path) -> None:
     """Plot forward time and memory: a row for each attention, and a point for each image size.
 
@@ -307,9 +280,6 @@ def write_report(content: dict, folder: Path) -> List[Path]:
         name = key.replace(', ', '_').replace(' ', '-')
         written.append(folder / f'top1_{name}.png')
         plot_accuracy(results, key, written[-1])
-        if any(result['matrices'] for result in results):
-            written.append(folder / f'distances_{name}.png')
-            plot_distances(results, f'{key}: weights of the first stage', written[-1])
     for host, costs in costs_by_host(content['costs']).items():
         written.append(folder / f'cost_{host}.png')
         plot_cost(costs, written[-1])

@@ -8,7 +8,6 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import yaml
 from mmengine.config import Config
-from mmengine.registry import MODELS
 from mmengine.utils import digit_version
 from mmengine.utils.dl_utils import TORCH_VERSION
 
@@ -146,14 +145,14 @@ HOSTS: Dict[str, Tuple[Dict[str, Any], int, Callable[[dict], Any]]] = {
     'pvt': (dict(type='PVT', arch='micro'), 128, lambda cfg: cfg),
 }
 # Further candidates: registered attentions with other options.
-VARIANTS = {
+WITH_OPTIONS = {
     'LaplacianAttention, Gaussian': dict(type='LaplacianAttention', kernel='gaussian'),
     'LaplacianAttention, literal': dict(type='LaplacianAttention', whitening='literal'),
     'KernelAttention, Laplacian': dict(type='KernelAttention', kernel='laplacian'),
     'PerformerAttention, ReLU': dict(type='PerformerAttention', features='relu'),
 }
 # What options of an attention do. The first of each question has the defaults. Options that are a
-# variant above have its name, so one training serves both tables.
+# key above have its name, so one training serves both tables.
 ABLATIONS: Dict[str, Tuple[str, ...]] = {
     'bandwidth': (
         'LaplacianAttention', *(f'LaplacianAttention, bandwidth={x}' for x in (0.5, 1, 2, 8)),
@@ -177,16 +176,16 @@ ABLATIONS: Dict[str, Tuple[str, ...]] = {
 
 
 def candidates() -> Dict[str, dict]:
-    """Configs of all registered attentions and of the variants, by their names in the table."""
-    return {name: config_of(name) for name in sorted([*registered_attentions(), *VARIANTS])}
+    """Configs of all registered attentions, and of some with options, by name."""
+    return {name: config_of(name) for name in sorted([*registered_attentions(), *WITH_OPTIONS])}
 
 
 def config_of(name: str, landmarks: Optional[int] = LANDMARKS) -> dict:
     """The config of an attention with the options that its name has.
 
     Args:
-        name: A key of ``VARIANTS``, or an attention as in :func:`find_attention`, and options in
-            YAML after it, such as ``'PolaAttention, power=3, gate=false'``.
+        name: A key of ``WITH_OPTIONS``, or an attention as in :func:`find_attention` with options
+            in YAML after it, such as ``'PolaAttention, power=3, gate=false'``.
         landmarks: Landmarks of attentions that have them. Default: 16, as the small maps have room
             for few only. None: each attention's own default.
 
@@ -199,8 +198,8 @@ def config_of(name: str, landmarks: Optional[int] = LANDMARKS) -> dict:
         {'type': 'LaplacianAttention', 'kernel': 'gaussian', 'bandwidth': 2.0, 'num_landmarks': 16}
     """
     kind, *options = name.split(', ')
-    cfg: Dict[str, Any] = dict(VARIANTS.get(name, dict(type=kind)))
-    if name not in VARIANTS:
+    cfg: Dict[str, Any] = dict(WITH_OPTIONS.get(name, dict(type=kind)))
+    if name not in WITH_OPTIONS:
         pairs = [option.partition('=') for option in options]
         try:
             cfg.update({option: yaml.safe_load(value) for option, _, value in pairs})
@@ -214,20 +213,6 @@ def config_of(name: str, landmarks: Optional[int] = LANDMARKS) -> dict:
     if landmarks is not None and 'num_landmarks' in known and 'pool_ratio' not in cfg:
         cfg.setdefault('num_landmarks', landmarks)
     return cfg
-
-
-def without_local_branch(attn_cfg: dict) -> dict:
-    """The config of the attention without its local branch, a convolution on V.
-
-    Raises:
-        ValueError: If the attention has no local branch that can be left out.
-    """
-    if 'lepe_kernel' not in MODELS.get(attn_cfg['type']).known_options():
-        raise ValueError(
-            f'{attn_cfg["type"]} has no local branch that could be left out; choose another '
-            'attention, or keep the local branch'
-        )
-    return dict(attn_cfg, lepe_kernel=0)
 
 
 def backbone_cfg(host: str, attn_cfg: dict, side: int) -> dict:
@@ -274,9 +259,7 @@ def phase_cfg(host: str, attn_cfg: dict, phase: Phase, study: Study, data_root: 
     return cfg
 
 
-def settings_of(
-    name: str, host: str, seed: int, study: str, local_branch: bool, epochs: int
-) -> dict:
+def settings_of(name: str, host: str, seed: int, study: str, epochs: Optional[int]) -> dict:
     """The settings on which a result depends. They are stored with it.
 
     Args:
@@ -284,20 +267,16 @@ def settings_of(
         host: A key of ``HOSTS``.
         seed: Seed of the training.
         study: A key of ``STUDIES``.
-        local_branch: Whether the attention keeps its local branch.
-        epochs: Epochs of each phase, or 0 for those of the study.
+        epochs: Epochs of each phase. None: those of the study.
 
     Raises:
-        ValueError: If there is no such attention, or it has no local branch that can be left out.
+        ValueError: If there is no such attention or option.
     """
-    attn_cfg = config_of(name)
-    if not local_branch:
-        attn_cfg = without_local_branch(attn_cfg)
     phases = STUDIES[study].phases
     if epochs:
         phases = tuple(phase._replace(epochs=epochs) for phase in phases)
     return dict(
-        attention=name, attn_cfg=attn_cfg, host=host, seed=seed, study=study,
+        attention=name, attn_cfg=config_of(name), host=host, seed=seed, study=study,
         phases=[phase._asdict() for phase in phases],
     )  # fmt: skip
 

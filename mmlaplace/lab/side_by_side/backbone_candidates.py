@@ -27,9 +27,10 @@ from mmengine.model import BaseModule, revert_sync_batchnorm
 from mmengine.registry import MODELS, DefaultScope
 
 from mmlaplace.model_zoo import create_backbone, options_of, read_backbones
-from mmlaplace.models import BaseAttention
 from mmlaplace.models.known_options import did_you_mean
 from mmlaplace.toolboxes import PACKAGES, require_toolbox
+
+from .attention_file import registered_attentions
 
 # A function that builds a backbone. Its argument ``train`` selects training or inference.
 Builder = Callable[..., nn.Module]
@@ -82,11 +83,7 @@ def find(name: str) -> Builder:
         )
     if not plus:
         return known[plain]
-    attentions = sorted(
-        key
-        for key, cls in MODELS.module_dict.items()
-        if inspect.isclass(cls) and issubclass(cls, BaseAttention)
-    )
+    attentions = registered_attentions()
     if source or attention not in attentions:
         raise ValueError(
             f'{name!r}: a backbone of mmlaplace must stand before +, and an attention after it'

@@ -1,20 +1,17 @@
 """Make tables and plots of the results that benchmark_backbone.py writes as JSON."""
 
-import argparse
-import importlib.util
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ...commands.command_line import PICTURES, ToolParser
-from ..figures import new_figure, save
-from .published_top1 import peers, published
+from ..figures import new_figure, save, where
+from .published_top1 import published
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -94,10 +91,10 @@ def mode_cells(row: Optional[dict], base: Optional[dict]) -> Tuple[str, ...]:
     )
 
 
-def short(reason: str, most: int = 160) -> str:
+def short(reason: str) -> str:
     """The start of a failure's text, on one line. The JSON has the whole text."""
     line = ' '.join(reason.split())
-    return line if len(line) <= most else line[:most] + ' …'
+    return line if len(line) <= 160 else line[:160] + ' …'
 
 
 def print_tables(result: dict, base: str, markdown: bool = False) -> None:
@@ -109,11 +106,6 @@ def print_tables(result: dict, base: str, markdown: bool = False) -> None:
     for name, by_mode in result['exponents'].items():
         slopes = ', '.join(f'{value:.2f} ({mode})' for mode, value in by_mode.items())
         console.print(f'{name}: time ~ pixels to the power of {slopes}', markup=False)
-
-
-def where(result: dict) -> str:
-    machine = result['machine']
-    return machine.get('GPU') or f'{machine["CPU"]}, {machine["threads"]} threads'
 
 
 def plot(result: dict, path: Path) -> None:
@@ -158,7 +150,7 @@ def plot(result: dict, path: Path) -> None:
     figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=3)
     batches = [f'{batch} images of {side}²' for side, batch in result['sizes'] if batch > 1]
     step = 'Forward and backward' if result['train'] else 'Forward pass'
-    figure.suptitle('; '.join([f'{step}, {where(result)}', *batches]), fontsize='medium')
+    figure.suptitle('; '.join([f'{step}, {where(result["machine"])}', *batches]), fontsize='medium')
     save(figure, path, dpi=130)
 
 
@@ -192,133 +184,52 @@ def plot_top1(result: dict, path: Path) -> None:
     figure, axes = new_figure(1, len(modes), (9 * len(modes), 7), squeeze=False)
     for axis, mode in zip(axes[0], modes):
         points = top1_points(result, mode)
-        draw_families(axis, {name: speed for name, (speed, _) in points.items()})
+        lines: Dict[str, List[Tuple[float, float]]] = {}
+        for name, (speed, _) in points.items():
+            family = f'{published()[name].family} of {name.rpartition(":")[0] or "mmlaplace"}'
+            lines.setdefault(family, []).append((speed, published()[name].top1))
+        draw_families(axis, lines)
         batches = sorted({batch for _, batch in points.values()})
         axis.set(
             xlabel=f'images a second, measured, batch {" or ".join(map(str, batches)) or "-"}',
             ylabel='top-1, published (%), not reproduced here', title=mode,
         )  # fmt: skip
+        if points:
+            axis.legend(fontsize='small')
     step = 'forward and backward' if result['train'] else 'forward'
-    figure.suptitle(f'{step}; {where(result)}', fontsize='medium')
-    absent = not_measured(result)
-    if absent:
-        figure.supxlabel(f'not measured here: {", ".join(absent)}', fontsize='x-small', wrap=True)
+    figure.suptitle(f'{step}; {where(result["machine"])}', fontsize='medium')
     save(figure, path)
 
 
-def draw_families(axis: 'Axes', speeds: Dict[str, float]) -> None:
+def draw_families(
+    axis: 'Axes',
+    lines: Dict[str, List[Tuple[float, float]]],
+    others: Sequence[Tuple[float, float]] = (),
+    grey: bool = False,
+) -> None:
     """Draw a line through the sizes of each family, and the best top-1 at each speed.
 
-    Hollow points are mmlaplace's versions of other projects' models.
+    Args:
+        axis: Where to draw.
+        lines: Points of images a second and top-1, by the name of the family.
+        others: Points of no family, which are not drawn.
+        grey: Whether families none of whose sizes is the best at its speed are grey, without a
+            name. Default: False.
     """
-    from matplotlib.ticker import LogFormatter
-
-    papers = {name: published()[name] for name in speeds}
-    families = list(dict.fromkeys(paper.family for paper in published().values()))
-    for family in (each for each in families if each in {p.family for p in papers.values()}):
-        index = families.index(family)
-        names = sorted((n for n in papers if papers[n].family == family), key=speeds.__getitem__)
-        ours = papers[names[0]].ours
-        twins = [name for name in names if is_twin(name)]
-        style: Dict[str, Any] = dict(marker=MARKERS[index % len(MARKERS)], zorder=3 if ours else 2)
-        style['color'] = f'C{index % 10}' if ours else str(0.2 + 0.07 * (index % 8))
-        own = [name for name in names if name not in twins]
-        axis.semilogx(
-            [speeds[name] for name in own], [papers[name].top1 for name in own], label=family,
-            ms=9 if ours else 6, lw=2 if ours else 1, ls='-' if ours else '--', **style,
-        )  # fmt: skip
-        axis.plot(
-            [speeds[name] for name in twins], [papers[name].top1 for name in twins],
-            ls='', mfc='none', ms=6, **style,
-        )  # fmt: skip
-    front, best = [], 0.0
-    for name in sorted(speeds, key=speeds.__getitem__, reverse=True):
-        if papers[name].top1 > best:
-            best = papers[name].top1
-            front.append((speeds[name], best))
+    front: List[Tuple[float, float]] = []
+    for point in sorted([*others, *sum(lines.values(), [])], reverse=True):
+        if not front or point[1] > front[-1][1]:
+            front.append(point)
     if front:
-        axis.step(*zip(*front), where='pre', color='C2', lw=6, alpha=0.2, label='best of all')
-        axis.legend(fontsize='x-small')
-    for tick in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
-        tick(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.4)))
-    axis.margins(x=0.12)
+        axis.step(*zip(*front), where='pre', color='C2', lw=8, alpha=0.2, label='best at its speed')
+    named = 0
+    for family, points in sorted(lines.items(), key=lambda item: -max(p[1] for p in item[1])):
+        style: Dict[str, Any] = dict(color='0.8', marker='.', zorder=1)
+        if not grey or set(points) & set(front):
+            marker = MARKERS[named % len(MARKERS)]
+            style = dict(color=f'C{named % 10}', marker=marker, label=family)
+            named += 1
+        axis.plot(*zip(*sorted(points)), **style)
+    axis.set_xscale('log')
+    axis.xaxis.set_major_formatter('{x:g}')
     axis.grid(alpha=0.3, which='both')
-    write_labels(
-        axis,
-        [
-            (f'{name} (our twin)' if is_twin(name) else paper.model, (speeds[name], paper.top1))
-            for name, paper in papers.items()
-        ],
-    )
-
-
-def is_twin(name: str) -> bool:
-    """Whether a candidate is mmlaplace's version of another project's model."""
-    return not published()[name].ours and ':' not in name
-
-
-# Positions of a label relative to its point, in typographic points.
-PLACES = ((5, 4), (5, -10), (-5, 4), (-5, -10), (5, 12), (-5, 12), (5, -18), (-5, -18))
-
-
-def write_labels(axis: 'Axes', points: List[Tuple[str, Tuple[float, float]]]) -> None:
-    """Label each point, in the first of ``PLACES`` where the label covers no other label."""
-    figure: Any = axis.figure
-    figure.draw_without_rendering()  # computes the final layout
-
-    def write(label: str, point: Tuple[float, float], place: Tuple[int, int]) -> Any:
-        return axis.annotate(
-            label, point, place, textcoords='offset points', fontsize='x-small',
-            ha='left' if place[0] > 0 else 'right',
-        )  # fmt: skip
-
-    taken: List[Any] = []
-    for label, point in points:
-        for place in PLACES:
-            text = write(label, point, place)
-            box = text.get_window_extent()
-            if not any(map(box.overlaps, taken)):
-                break
-            text.remove()
-        else:
-            box = write(label, point, PLACES[0]).get_window_extent()
-        taken.append(box)
-
-
-def not_measured(result: dict) -> List[str]:
-    """Models of other projects that have no point in the plot of top-1."""
-    there = {published()[name].model for mode in result['modes'] for name in
-             top1_points(result, mode)}  # fmt: skip
-    models = (published()[name].model for name in peers())
-    return [model for model in models if model not in there]
-
-
-def add_report_options(parser: ToolParser) -> None:
-    """Add the arguments of the report. The benchmark and the report share them."""
-    parser.add_argument(
-        '--base', metavar='CANDIDATE', help='what the others are compared with; default: the first'
-    )
-    parser.add_output('--plot', suffixes=PICTURES, help='draw time and memory over the size')
-    parser.add_output(
-        '--plot-top1', suffixes=PICTURES, help='draw published top-1 over measured speed'
-    )
-
-
-def check_report_options(parser: ToolParser, args: argparse.Namespace, names: List[str]) -> None:
-    """End the tool before any measurement if a candidate or matplotlib is missing."""
-    args.base = args.base or names[0]
-    if args.base not in names:
-        parser.error(f'--base must be one of {", ".join(names)}, got {args.base}')
-    if (args.plot or args.plot_top1) and importlib.util.find_spec('matplotlib') is None:
-        parser.error('plots need matplotlib; install it with pip install matplotlib')
-
-
-def draw(result: dict, plot_to: Optional[Path], top1_to: Optional[Path]) -> None:
-    """Write the requested plots, and print which models are missing in the plot of top-1."""
-    if plot_to is not None:
-        plot(result, plot_to)
-    if top1_to is not None:
-        plot_top1(result, top1_to)
-        absent = not_measured(result)
-        if absent:
-            sys.stdout.write(f'{top1_to} is without {", ".join(absent)}: not measured here\n')

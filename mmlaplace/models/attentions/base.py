@@ -164,7 +164,7 @@ class QKVAttention(BaseAttention):
     """
 
     frame = Frame()
-    further_options = tuple(field.name for field in fields(Frame))
+    kwargs_options = tuple(field.name for field in fields(Frame))
     no_multihead = ''
     projects_in_fp32 = False
     rotates_features = False

@@ -186,7 +186,7 @@ class PolaAttention(QKVAttention):
             half = (dims + 1) // 2  # chunk would give one part of one channel
             same, opposite = summed[..., :half], summed[..., half:]
             mean_key = key.mean(dim=2).unsqueeze(-1)  # (B, heads, 2d, 1)
-            # Rows of opposite signs change places here, as these matrices are small.
+            # Signs are swapped in these matrices, which are smaller than the features.
             sums = torch.cat([same, opposite.roll(dims, dims=-2)], dim=-1)  # (B, heads, 2d, d)
             means = torch.cat([mean_key, mean_key.roll(dims, dims=-2)], dim=-1)
             return pola_streams(query, *exponents, sums, means, self.eps).to(v.dtype)

@@ -43,8 +43,7 @@ class PolaPPAttention(QKVAttention):
     Features and normalisers are fp32 under any autocast. Larger activations than 35 count as 35, as
     fp32 could not hold sums of products of their features.
 
-    The authors' backbone is :class:`RAVLT` with this attention in two stages:
-    ``attn_cfg=[dict(type='PolaPPAttention')] * 2 + [None] * 2``.
+    The authors' backbone is :class:`PolaFormerPP`.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.

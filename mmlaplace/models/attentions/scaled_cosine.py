@@ -75,8 +75,8 @@ class ScaledCosineAttention(QKVAttention):
                 'pretrained_window must be a side of at least 2 tokens, or 0 for that of the '
                 f'training here, got {window!r}'
             )
-        self.pretrained_window = window
         sides = (window, window) if window else self.input_resolution
+        self.pretrained_window = max(sides)  # as the weights have it, which checkpoints ask for
         self.longest = tuple(max(side - 1, 1) for side in sides)
         self.logit_scale = nn.Parameter(torch.full((num_heads, 1, 1), math.log(10.0)))
         self.offset_bias = Sequential(

@@ -86,9 +86,8 @@ class TTTAttention(QKVAttention):
 
     def project(self, x: Tensor, hw_shape: Tuple[int, int]) -> Projected:
         """Tokens ``(B, N, C)`` to queries, keys, values, the gate and the convolved queries."""
-        *parts, query, key, value = self.qkv(x).split(self.parts, dim=-1)
-        gate = parts.pop() if self.frame.gate else None
-        q, k, v = parts
+        q, k, v, *gate, query, key, value = self.qkv(x).split(self.parts, dim=-1)
+        gate = gate[0] if gate else None
         return Projected(q, k, v, gate, self.convolve(query, key, value, hw_shape))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:

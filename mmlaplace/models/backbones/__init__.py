@@ -16,6 +16,7 @@ from .mavit import MAViT
 from .mlla import MLLA
 from .mobilevitv2 import MobileViTv2
 from .polaformer import PolaFormerDeiT, PolaFormerPVT, PolaFormerPVTv2, PolaFormerSwin
+from .polaformerpp import PolaFormerPP
 from .pvt import PVT, PVTv2
 from .ravlt import RAVLT
 from .soft import SOFT, SOFTPlusPlus
@@ -40,6 +41,7 @@ __all__ = [
     'MobileViTv2',
     'PVTv2',
     'PolaFormerDeiT',
+    'PolaFormerPP',
     'PolaFormerPVT',
     'PolaFormerPVTv2',
     'PolaFormerSwin',

@@ -9,6 +9,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from ...checkpoints.conversion import NameTable, Rows, Target, within
+from ...checkpoints.dense import DenseModel, dense_models
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import linear
 from ..layers import map_to_tokens
@@ -325,7 +326,6 @@ LARGE = ('plain', 'fused', 'fused', 'inverted', 'inverted')
 NAMES = {large: (_authors(large, kinds), _timm(large, kinds))
          for large, kinds in ((False, SMALL), (True, LARGE))}  # fmt: skip
 
-
 HUB = 'https://huggingface.co'
 SIZES: Dict[str, Tuple[int, int, int, Tuple[int, ...]]] = {
     # channels of the last map, of the neck, of the head, and sides of the images
@@ -342,9 +342,8 @@ SIZES: Dict[str, Tuple[int, int, int, Tuple[int, ...]]] = {
 def _published(size: str, side: int) -> PublishedModel:
     """The classifier of a size, whose weights are for images of this side."""
     large = size.startswith('l')
-    backbone: Dict[str, Any] = dict(
-        type='EfficientViTLarge' if large else 'EfficientViT', arch=size
-    )
+    kind = 'EfficientViTLarge' if large else 'EfficientViT'
+    backbone: Dict[str, Any] = dict(type=kind, arch=size)
     if side != 224:
         backbone.update(img_size=side)
     dims, hidden, out, _ = SIZES[size]
@@ -364,4 +363,37 @@ PUBLISHED = {
     for size, (*_, sides) in SIZES.items()
     for side in sides
 }
-FAMILY = Family({EfficientViT: 'efficientvit', EfficientViTLarge: 'efficientvit'}, PUBLISHED)
+
+
+def _segmentors(data: str, sizes: Sequence[str], expands: bool) -> Dict[str, DenseModel]:
+    """The segmentors on these data, whose head expands its channels before the last linear."""
+    large = sizes[0].startswith('l')
+    last = f'head.output_ops.0.op_list.{int(expands)}.conv.'
+    rows: Dict[str, Target] = {
+        **NAMES[large][0].rows,
+        **{f'head.input_ops.{2 - i}.op_list.0.': f'neck.laterals.{i}.' for i in (1, 2)},
+        'head.input_ops.2.': 'neck.laterals.0.',
+        **_layers('neck.blocks.{j}.', 'head.middle.op_list.{j}.', 'fused' if large else 'inverted'),
+        **({'head.output_ops.0.op_list.0.': 'neck.expand.0.'} if expands else {}),
+        last: 'decode_head.conv_seg.',
+    }
+    marks = (*NAMES[large][0].identifying, f'{last}bias')  # before other layers, norms have it
+    file = f'efficientvit_seg_{{}}_{data.partition("-")[0]}.pt'
+    return dense_models(
+        {f'efficientvit-{{}}_seghead_8xb2-160k_{data}': dict(zip(sizes, sizes))},
+        'efficientvit_{}',
+        NameTable(rows, marks, whole=True),
+        f'{HUB}/han-cai/efficientvit-seg/resolve/main/{file}',
+        licence='Apache-2.0',
+    )
+
+
+DENSE = {
+    **_segmentors('cityscapes-1024x1024', ('b0', 'b1', 'b2', 'b3'), expands=True),
+    **_segmentors('cityscapes-1024x1024', ('l1', 'l2'), expands=False),
+    **_segmentors('ade20k-512x512', ('b1', 'b2', 'b3'), expands=False),
+    **_segmentors('ade20k-512x512', ('l1', 'l2'), expands=True),
+}
+FAMILY = Family(
+    {EfficientViT: 'efficientvit', EfficientViTLarge: 'efficientvit'}, PUBLISHED, dense=DENSE
+)

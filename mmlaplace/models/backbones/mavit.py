@@ -25,10 +25,10 @@ class MAViT(RAVLT):
 
 PUBLISHED = {
     # The authors name the folder alone. Its history names two of the files.
-    'mavit_tiny': published('MAViT', 'tiny', 2048, page=f'{HUB}/MAViT/tree/main'),
+    'mavit_tiny': published(MAViT, 'tiny', 2048, page=f'{HUB}/MAViT/tree/main'),
     **{
         f'mavit_{size}': published(
-            'MAViT', size, projection, f'{HUB}/MAViT/resolve/main/MAViT_{letter}.pth'
+            MAViT, size, projection, f'{HUB}/MAViT/resolve/main/MAViT_{letter}.pth'
         )
         for size, projection, letter in (
             ('small', 2048, 'S'),

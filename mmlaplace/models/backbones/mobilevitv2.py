@@ -4,11 +4,13 @@ from functools import partial
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch.nn as nn
+import torch.nn.functional as F
 from mmengine.model import BaseModule, Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from ...checkpoints.conversion import NameTable, Rows, Target, within
+from ...checkpoints.dense import dense_models
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import linear
 from ..layers import TransformerBlock, map_to_tokens
@@ -25,7 +27,7 @@ SILU = dict(type='SiLU')
 class MobileViTv2Embed(BaseModule):
     """An inverted residual that halves a map, and what leads from it to the blocks of a stage.
 
-    A side of S pixels becomes ⌈S / 2⌉ tokens, or ⌈S / 4⌉ with a stem.
+    A side of S pixels becomes ⌈S / stride⌉ tokens, or half as many with a stem.
 
     Args:
         in_channels: Channels of the input map.
@@ -35,6 +37,9 @@ class MobileViTv2Embed(BaseModule):
         local: Whether a depthwise 3 x 3 convolution and a linear to C/2 channels follow. Default:
             False.
         norm_cfg: Config of the norms. Default: ``dict(type='BN')``.
+        stride: Of the last inverted residual. Default: 2.
+        dilation: Of the convolution that follows it. With ``stride=1``, the inverted residual has
+            half of it. Default: 1.
 
     Source: MobileViTv2 (arXiv 2206.02680).
 
@@ -53,6 +58,8 @@ class MobileViTv2Embed(BaseModule):
         stem: bool = False,
         local: bool = False,
         norm_cfg: Optional[dict] = None,
+        stride: int = 2,
+        dilation: int = 1,
     ) -> None:
         super().__init__()
         layers: Dict[str, Any] = dict(norm_cfg=norm_cfg or BATCH_NORM, act_cfg=SILU)
@@ -61,11 +68,15 @@ class MobileViTv2Embed(BaseModule):
             first, in_channels = in_channels, embed_dims // 2
             self.stem.append(ConvLayer(first, embed_dims // 4, 3, stride=2, **layers))
             self.stem.append(inverted_residual(embed_dims // 4, in_channels, 2, **layers))
-        self.layers = inverted_residual(in_channels, embed_dims, 2, stride=2, **layers)
+        before = dilation if stride > 1 else dilation // 2
+        self.layers = inverted_residual(
+            in_channels, embed_dims, 2, stride=stride, dilation=before, **layers
+        )
         self.local: nn.Module = nn.Identity()
         self.proj: nn.Module = nn.Identity()
         if local:
-            self.local = ConvLayer(embed_dims, embed_dims, 3, groups=embed_dims, **layers)
+            layers.update(groups=embed_dims, dilation=dilation)
+            self.local = ConvLayer(embed_dims, embed_dims, 3, **layers)
             self.proj = nn.Linear(embed_dims, embed_dims // 2, bias=False)
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
@@ -111,26 +122,41 @@ class MobileViTv2End(BaseModule):
         return self.norm2(self.proj(self.norm1(x)))
 
 
-def mobilevitv2() -> List[Stage]:
+def mobilevitv2(output_stride: int = 32) -> List[Stage]:
     """MobileViTv2: inverted residuals in the first stage, transformer blocks in the others.
 
     The blocks of these have half of the stage's channels. Their norms have statistics of a whole
     map, and their attention sums over one token of each patch of 2 x 2.
+
+    Args:
+        output_stride: Pixels of an image for a token of the last map, 32, 16 or 8. With 16, the
+            last stage does not halve the map, and its convolutions are dilated, as in DeepLab.
+            With 8, the last two stages. Default: 32.
+
+    Raises:
+        ValueError: For another ``output_stride``.
     """
+    if output_stride not in (8, 16, 32):
+        raise ValueError(f'output_stride must be 8, 16 or 32, got {output_stride!r}')
     first, *others = STRIDES
-    local = Stage(
-        partial(MobileViTv2Embed, stem=True),
-        first,
-        None,
-        norm=BATCH_NORM,
-        out_norm=None,
-        block=dict(type=EfficientViTLocalBlock, ffn_cfg=dict(kind='inverted', act_cfg=SILU)),
-    )
-    return [
-        local,
-        *(
+    stages = [
+        Stage(
+            partial(MobileViTv2Embed, stem=True),
+            first,
+            None,
+            norm=BATCH_NORM,
+            out_norm=None,
+            block=dict(type=EfficientViTLocalBlock, ffn_cfg=dict(kind='inverted', act_cfg=SILU)),
+        )
+    ]
+    halved, dilation = first, 1
+    for stride in others:
+        if halved == output_stride:
+            stride, dilation = 1, 2 * dilation
+        halved *= stride
+        stages.append(
             Stage(
-                partial(MobileViTv2Embed, local=True),
+                partial(MobileViTv2Embed, local=True, stride=stride, dilation=dilation),
                 stride,
                 dict(type='SeparableAttention', patch_size=2),
                 norm=BATCH_NORM,
@@ -138,9 +164,8 @@ def mobilevitv2() -> List[Stage]:
                 block=dict(type=half_width_block, ffn_cfg=dict(act_cfg=SILU)),
                 end=MobileViTv2End,
             )
-            for stride in others
-        ),
-    ]
+        )
+    return stages
 
 
 def _arch(width: float) -> dict:
@@ -159,8 +184,9 @@ class MobileViTv2(PyramidBackbone):
     convolution and a linear lead to them, and a norm and a linear back. The norms in the blocks are
     GroupNorms of one group. All others are BatchNorms, and ``norm_cfg=dict(type='SyncBN')`` sets
     these. The separable attention has no heads, so ``num_heads`` counts those of other attentions.
-    Arguments are those of :class:`PyramidBackbone`. The archs are named by their width, such as
-    ``'100'``.
+    Arguments are those of :class:`PyramidBackbone` and of the host
+    :func:`~mmlaplace.models.backbones.mobilevitv2.mobilevitv2`. The archs are named by their width,
+    such as ``'100'``.
 
     The authors resize a map whose sides are no multiples of 2 before its blocks, and do not resize
     it back. Here it keeps its size.
@@ -275,10 +301,31 @@ AUTHORS = NameTable(
     ),
 )
 
-DOWNLOADS = (
-    'https://docs-assets.developer.apple.com/ml-research/models/cvnets-v2/classification/'
-    'mobilevitv2'
+
+def _projection(value: Tensor, image_size: Tuple[int, int]) -> Tensor:
+    """CVNets' 1 x 1 convolution as mmseg's 3 x 3 one, whose first channels are the mean's."""
+    return F.pad(value.roll(value.shape[1] // 5, 1), [1] * 4)
+
+
+MMCV_CONV: Rows = {'block.conv.': 'conv.', 'block.norm.': 'bn.'}
+ASPP = 'seg_head.aspp.aspp_layer.'
+DEEPLABV3 = NameTable(
+    {
+        **within('', 'encoder.', AUTHORS_ROWS),
+        **within('decode_head.aspp_modules.{j}.', ASPP + 'convs.{j}.', MMCV_CONV),
+        **within('decode_head.image_pool.1.', ASPP + 'convs.4.aspp_pool.conv_1x1.', MMCV_CONV),
+        ASPP + 'project.block.conv.': ('decode_head.bottleneck.conv.', _projection),
+        ASPP + 'project.block.norm.': 'decode_head.bottleneck.bn.',
+        'seg_head.classifier.block.conv.': 'decode_head.conv_seg.',
+        **within('auxiliary_head.convs.0.', 'seg_head.aux_head.0.', MMCV_CONV),
+        'seg_head.aux_head.2.block.conv.': 'auxiliary_head.conv_seg.',
+    },
+    identifying=('encoder.conv_1.block.conv.weight', ASPP + 'project.block.conv.weight'),
+    whole=True,
 )
+
+CVNETS = 'https://docs-assets.developer.apple.com/ml-research/models/cvnets-v2'
+DOWNLOADS = f'{CVNETS}/classification/mobilevitv2'
 
 
 def _published(width: int, side: int, data: str) -> PublishedModel:
@@ -297,4 +344,16 @@ PUBLISHED = {
     for width in widths
     for side, at in ((256, ''), (384, '_384'))
 }
-FAMILY = Family({MobileViTv2: 'mobilevitv2'}, PUBLISHED)
+
+DENSE = dense_models(
+    {
+        'mobilevitv2-{}_deeplabv3_4xb4-152k_ade20k-512x512': {
+            f'{width:03}': str(width / 100) for width in range(50, 201, 25)
+        }
+    },
+    'mobilevitv2_{}',
+    DEEPLABV3,
+    CVNETS + '/segmentation/ade20k/mobilevitv2/deeplabv3-mobilevitv2-{}.pt',
+    licence='Apple sample code',
+)
+FAMILY = Family({MobileViTv2: 'mobilevitv2'}, PUBLISHED, dense=DENSE)

@@ -1,7 +1,7 @@
 """RAVLT, a pyramid with convolutions, gates and rotary positions."""
 
 from functools import partial
-from typing import Any, Collection, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Collection, Dict, List, Optional, Sequence, Set, Tuple, Type, Union
 
 from mmengine.registry import MODELS
 
@@ -12,7 +12,7 @@ from ...checkpoints.rows import flat, linear
 from ..layers import ConvPatchEmbed
 from ..pyramid import MICRO, STRIDES, Family, PyramidBackbone, Stage, arch
 
-_arch = partial(arch, ffn_ratios=(3.5,) * 4)
+gated_arch = partial(arch, ffn_ratios=(3.5,) * 4)
 
 
 def _stem(in_channels: int, embed_dims: int, **options: Any) -> ConvPatchEmbed:
@@ -94,10 +94,10 @@ class RAVLT(PyramidBackbone):
     host = staticmethod(gated_pyramid)
     arch_zoo = {
         'micro': MICRO,
-        'tiny': _arch((64, 128, 256, 512), (2, 2, 6, 2), (1, 2, 4, 8)),
-        'small': _arch((64, 128, 320, 512), (3, 5, 9, 3), (1, 2, 5, 8)),
-        'base': _arch((96, 192, 384, 512), (4, 6, 12, 6), (1, 2, 6, 8)),
-        'large': _arch((96, 192, 448, 640), (4, 7, 19, 8), (1, 2, 7, 10)),
+        'tiny': gated_arch((64, 128, 256, 512), (2, 2, 6, 2), (1, 2, 4, 8)),
+        'small': gated_arch((64, 128, 320, 512), (3, 5, 9, 3), (1, 2, 5, 8)),
+        'base': gated_arch((96, 192, 384, 512), (4, 6, 12, 6), (1, 2, 6, 8)),
+        'large': gated_arch((96, 192, 448, 640), (4, 7, 19, 8), (1, 2, 7, 10)),
     }
 
     def other_outputs(self, names: Collection[str]) -> Set[str]:
@@ -143,18 +143,23 @@ NAMES = NameTable(
 
 
 def published(
-    kind: str, size: str, projection: int, weights: str = '', page: str = ''
+    kind: Type[RAVLT],
+    size: str,
+    projection: int,
+    weights: str = '',
+    page: str = '',
+    names: NameTable = NAMES,
 ) -> PublishedModel:
     """The classifier of a size, with so many channels before its head."""
-    backbone: Dict[str, Any] = dict(type=kind, arch=size, out_norms=False)
-    dims = 640 if size == 'large' else 512
+    backbone: Dict[str, Any] = dict(type=kind.__name__, arch=size, out_norms=False)
+    dims = kind.arch_zoo[size]['embed_dims'][-1]
     neck = dict(type='ConvPoolingNeck', in_channels=dims, out_channels=projection)
-    return PublishedModel((NAMES,), backbone, weights, neck, page)
+    return PublishedModel((names,), backbone, weights, neck, page)
 
 
 HUB = 'https://huggingface.co/aldjalkdf'
 PUBLISHED = {
-    f'ravlt_{size}': published('RAVLT', size, 1024, f'{HUB}/RAVLT/resolve/main/RAVLT_{letter}.pth')
+    f'ravlt_{size}': published(RAVLT, size, 1024, f'{HUB}/RAVLT/resolve/main/RAVLT_{letter}.pth')
     for size, letter in dict(tiny='T', small='S', base='B', large='L').items()
 }
 # Names of files have the letter of a size, and some three sizes.

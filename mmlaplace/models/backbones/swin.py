@@ -157,7 +157,8 @@ class SwinV2(PyramidBackbone):
     Each branch of a block ends with a norm, and so does the merging of 2 x 2 tokens. Arguments are
     those of :class:`PyramidBackbone`, ``window_size`` and ``pretrained_windows``. Build it with the
     ``img_size`` of its weights, as this gives the windows of small maps. For another ``img_size``,
-    set the windows of the weights: ``pretrained_windows=(8, 8, 8, 8)``.
+    set the windows of the weights: ``pretrained_windows=(8, 8, 8, 8)``. Released weights of other
+    windows are refused.
 
     Source: Swin Transformer V2 (arXiv 2111.09883).
 

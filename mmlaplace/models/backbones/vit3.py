@@ -8,8 +8,9 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from ...checkpoints.conversion import NameTable, Rows, within
+from ...checkpoints.dense import dense_models
 from ...checkpoints.published import PublishedModel
-from ...checkpoints.rows import BLOCK, HEAD, first
+from ...checkpoints.rows import BLOCK, HEAD, MAP_NORMS, first
 from ..layers import map_to_tokens
 from ..layers.feature_map import channels_last, shape_of_map
 from ..layers.patch_embed import pad_to_multiple
@@ -169,6 +170,18 @@ PUBLISHED = {
         ).items()
     },
 }
+FILES = {
+    'mask-rcnn_h-vit3-{}_fpn_ms-1x_coco': dict(
+        tiny='a00315bbfd504edebfb0', small='b42d36b21a5e44d0b266', base='4a641d087ca248e8804b'
+    ),
+    'mask-rcnn_h-vit3-{}_fpn_ms-3x_coco': dict(
+        tiny='8c39ef3d7d144a81b986', small='faa577d9a25140ef94d1', base='e9c1aef780d949489408'
+    ),
+    'h-vit3-{}_upernet_8xb2-160k_ade20k-512x512': dict(
+        tiny='df39e508ae5b49c59cca', small='71c786dd7e8046b5ab43', base='6bd6db157003462f9fed'
+    ),
+}
+OF_MAPS = H_VIT3.of_maps({**MAP_NORMS, 'layers.{i}.blocks.{j}.attn.rope.rotations': None})
 FAMILY = Family(
     {HViT3: 'h-vit3'},
     PUBLISHED,
@@ -177,4 +190,5 @@ FAMILY = Family(
         vit3=dict(paper_ids='arXiv:2512.01643', license='mit'),
         h_vit3=dict(paper_ids='arXiv:2512.01643', license='mit', first_conv='layers.0'),
     ),
+    dense=dense_models(FILES, 'h_vit3_{}', OF_MAPS, CLOUD + '/{}/?dl=1', licence='MIT'),
 )

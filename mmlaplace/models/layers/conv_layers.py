@@ -25,6 +25,7 @@ class ConvLayer(BaseModule):
         groups: Groups of channels. Default: 1.
         norm_cfg: Config of the norm. Default: None, none, and the convolution has a bias.
         act_cfg: Config of the activation. Default: None, none.
+        dilation: Distance of the taps of the kernel. Default: 1.
 
     Examples:
         >>> import torch
@@ -42,11 +43,12 @@ class ConvLayer(BaseModule):
         groups: int = 1,
         norm_cfg: Optional[dict] = None,
         act_cfg: Optional[dict] = None,
+        dilation: int = 1,
     ) -> None:
         super().__init__()
-        options: Dict[str, Any] = dict(stride=stride, padding=kernel_size // 2, groups=groups)
-        bias = norm_cfg is None
-        self.conv = nn.Conv2d(in_channels, out_channels, kernel_size, bias=bias, **options)
+        options: Dict[str, Any] = dict(stride=stride, groups=groups, dilation=dilation)
+        options.update(padding=kernel_size // 2 * dilation, bias=norm_cfg is None)
+        self.conv = nn.Conv2d(in_channels, out_channels, kernel_size, **options)
         self.norm = None if norm_cfg is None else build_map_norm(norm_cfg, out_channels)
         self.act = None if act_cfg is None else build_activation(act_cfg)
 
@@ -65,6 +67,7 @@ def convolutions(
     norm_cfg: dict,
     act_cfg: dict,
     stride: int = 1,
+    dilation: int = 1,
 ) -> Sequential:
     """The convolutions of a block, of which all but the last have an activation.
 
@@ -85,7 +88,7 @@ def convolutions(
     for i, (channels, kernel, step, groups) in enumerate(layers):
         last = i + 1 == len(layers)
         norm, act = norm_cfg if last or not one_norm else None, None if last else act_cfg
-        convs.append(ConvLayer(inputs, channels, kernel, step, groups, norm, act))
+        convs.append(ConvLayer(inputs, channels, kernel, step, groups, norm, act, dilation))
         inputs = channels
     return convs
 

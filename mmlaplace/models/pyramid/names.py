@@ -98,9 +98,9 @@ class PyramidNames(Module):
         last_norm = f'norm{max(depths, default=0)}.'
         has_norms = any(name.startswith(last_norm) for name in names)
         for i in range(self.num_stages):
-            theirs = {name for name in names if name.startswith(f'norm{i}.')}
+            saved = {name for name in names if name.startswith(f'norm{i}.')}
             norm = getattr(self, f'norm{i}', None)
-            ours = {f'norm{i}.{name}' for name in norm.state_dict()} if norm is not None else set()
-            if not ours or (has_norms and not ours & theirs):
-                other |= theirs | ours
+            own = {f'norm{i}.{name}' for name in norm.state_dict()} if norm is not None else set()
+            if not own or (has_norms and not own & saved):
+                other |= saved | own
         return other

@@ -357,7 +357,7 @@ def _check_effect(stage: Any, cls: type, options: dict) -> None:
 def _is_single(cls: Any, name: str) -> bool:
     """Whether an option is a number, a word or a truth value, by its annotation or its default."""
     for base in cls.__mro__:
-        if name in vars(base).get('further_options', ()):
+        if name in vars(base).get('kwargs_options', ()):
             return True  # a field of the frame
         parameter = inspect.signature(base.__init__).parameters.get(name)
         if '__init__' in vars(base) and parameter is not None:

@@ -1,8 +1,10 @@
 """The steps that a symbolic trace of torch.fx records of a backbone."""
 
-from typing import Any
+from functools import wraps
+from typing import Any, Callable
 
 import torch.nn as nn
+from torch.fx import Proxy
 
 from ..layers.block import Block
 
@@ -37,3 +39,17 @@ def record_layers(backbone: nn.Module, tracer: Any) -> None:
         return module in layers or is_leaf(module, name)
 
     tracer.is_leaf_module = is_layer_or_leaf
+
+
+def one_step(forward: Callable) -> Callable:
+    """A forward that a tracer of torch.fx records as one step, as those of torch's own modules."""
+
+    @wraps(forward)
+    def step(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        for x in (*args, *kwargs.values()):
+            if isinstance(x, Proxy):
+                place = x.tracer.path_of_module(self)
+                return x.tracer.create_proxy('call_module', place, args, kwargs)
+        return forward(self, *args, **kwargs)
+
+    return step

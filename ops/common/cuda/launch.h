@@ -3,6 +3,8 @@
 
 #include "gpu.h"
 
+#include <cstdlib>
+#include <cstring>
 #include <limits>
 
 namespace mmlaplace {
@@ -19,6 +21,17 @@ class Gpu {
 
   // The bytes of shared memory that a block can have.
   int64_t shared_memory() const { return shared_memory_; }
+
+  // Whether to launch a kernel for tensor cores: if MMLAPLACE_TENSOR_CORES=1 asks for it, and its
+  // code for this GPU was compiled for compute capability 8.0 or later.
+  template <class Kernel>
+  bool tensor_cores(Kernel kernel) const {
+    const char* wanted = std::getenv("MMLAPLACE_TENSOR_CORES");
+    if (wanted == nullptr || std::strcmp(wanted, "1") != 0) return false;
+    cudaFuncAttributes attributes;
+    MMLAPLACE_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
+    return attributes.ptxVersion >= 80;
+  }
 
   // Only the first dimension of a grid allows 2^31 - 1 blocks, so all are counted there.
   template <class... Parameters, class... Arguments>

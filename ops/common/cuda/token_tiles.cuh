@@ -259,8 +259,24 @@ MMLAPLACE_INLINE void write_block(const T (&sums)[Rows][4], T* to) {
   }
 }
 
-// The kernel of the landmarks (channels, padded m) and a tile of tokens, less `shift` of each
-// landmark if there is one. It is 0 beyond the last token and landmark.
+// The kernel of the landmarks from a and the tokens from t on, whose distances are `sums`, less
+// `shift` of each landmark if there is one. It is 0 beyond the last token and landmark.
+template <int Tokens, class T>
+MMLAPLACE_INLINE void write_kernel(T (&sums)[kMarks][4], int a, int t, int m, int count, T exponent,
+                                   const T* shift, T* tile) {
+#pragma unroll
+  for (int r = 0; r < kMarks; ++r) {
+    const T less = shift ? shift[a + r] : T(0);
+#pragma unroll
+    for (int u = 0; u < 4; ++u) {
+      const bool inside = a + r < m && t + u < count;
+      sums[r][u] = inside ? exp2(sums[r][u] * exponent) - less : T(0);
+    }
+  }
+  write_block<Tokens>(sums, tile + a * kPitch<Tokens> + t);
+}
+
+// The kernel of the landmarks (channels, padded m) and a tile of tokens.
 template <class Metric, int Tokens, class T>
 MMLAPLACE_INLINE void kernel_tile(const T* tokens, const T* marks, int m, int dims, int count,
                                   T exponent, const T* shift, T* tile) {
@@ -269,16 +285,7 @@ MMLAPLACE_INLINE void kernel_tile(const T* tokens, const T* marks, int m, int di
     T sums[kMarks][4] = {};
     fold<Tokens>(marks + a, padded, tokens + t, static_cast<const T*>(nullptr), dims, sums,
                  [](T sum, T mark, T value) { return accumulate(Metric{}, sum, value - mark); });
-#pragma unroll
-    for (int r = 0; r < kMarks; ++r) {
-      const T less = shift ? shift[a + r] : T(0);
-#pragma unroll
-      for (int u = 0; u < 4; ++u) {
-        const bool inside = a + r < m && t + u < count;
-        sums[r][u] = inside ? exp2(sums[r][u] * exponent) - less : T(0);
-      }
-    }
-    write_block<Tokens>(sums, tile + a * kPitch<Tokens> + t);
+    write_kernel<Tokens>(sums, a, t, m, count, exponent, shift, tile);
   });
 }
 

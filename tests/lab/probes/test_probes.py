@@ -311,8 +311,7 @@ def made_table(accuracies):
     return results, table_of(results, study)
 
 
-def test_the_cheapest_that_solve_tasks_are_named_those_with_each_seed_first(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / '.dev_scripts')
+def test_the_cheapest_that_solve_tasks_are_named_those_with_each_seed_first():
     tool = load_tool('.dev_scripts/make_which_attention.py')
     _, table = made_table({
         'Linear': (0.99, 0.99, 0.1), 'Pola': (1.0, 1.0), 'Softmax': (1.0,), 'Hydra': (0.3,),
@@ -332,8 +331,7 @@ def test_the_cheapest_that_solve_tasks_are_named_those_with_each_seed_first(monk
     assert rows['textures; export'] == 'Linear (2), Softmax (9)'
 
 
-def test_a_cell_of_several_seeds_has_their_ends(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / '.dev_scripts')
+def test_a_cell_of_several_seeds_has_their_ends():
     page = load_tool('.dev_scripts/probe_tables.py')
     _, table = made_table({'Pola': (0.6, 0.5, 0.9), 'Hydra': (0.8,)})
     cells = [page.with_ends(table, name, 0) for name in ('Pola', 'Hydra', 'Linformer')]

@@ -92,6 +92,8 @@ def test_figures_of_a_soft_model_are_drawn(weights, tmp_path):
     values = found['stages'][0]['values']
     # The trace of a Gaussian kernel is the number of landmarks.
     assert sum(values) == pytest.approx(64, rel=1e-4) and values == sorted(values, reverse=True)
+    trained = draw('softpp-6b', tmp_path, *model)['norms']['trained']
+    assert [row['landmarks'] for row in trained['with, exact']] == [49, 100, 196]
 
 
 @pytest.mark.slow

@@ -6,10 +6,8 @@ import threading
 from unittest import mock
 
 import pytest
-import torch
 from conftest import ROOT, load_tool, registered, run_script
 from mmengine.config import Config
-from mmengine.registry import MODELS
 from PIL import Image
 
 from mmlaplace.analysis import attention_statistics
@@ -50,8 +48,7 @@ def test_a_name_has_the_options_of_an_attention():
 
 def test_a_training_goes_on_with_its_own_settings_alone(tmp_path):
     first, other = (
-        attention_study.settings_of('XCAttention', 'vit', seed, 'textures', True, 3)
-        for seed in (0, 1)
+        attention_study.settings_of('XCAttention', 'vit', seed, 'textures', 3) for seed in (0, 1)
     )
     for _ in range(2):  # it began, and begins again after it was killed
         attention_jobs.begin(tmp_path, first)
@@ -89,7 +86,7 @@ def test_costs_of_hosts_stand_in_tables_of_their_own(tmp_path):
 
 
 def test_a_result_of_other_settings_is_not_taken(tmp_path):
-    settings = attention_study.settings_of('XCAttention', 'vit', 0, 'textures', True, 3)
+    settings = attention_study.settings_of('XCAttention', 'vit', 0, 'textures', 3)
     assert not attention_jobs.finished(tmp_path, settings)
     (tmp_path / 'result.json').write_text(json.dumps(dict(settings=settings)))
     assert attention_jobs.finished(tmp_path, settings)
@@ -132,7 +129,7 @@ def test_tables_have_means_all_seeds_and_what_is_missing(tmp_path):
     assert lines[3].startswith('| Softmax | 51.0 ± 1.0 (50.0, 51.0, 52.0) | 56.0 ± 1.0 ')
     assert 'Softmax, forward, 512²: no memory' in text
     pictures = [path for path in written if path.suffix == '.png']
-    assert len(pictures) == 3 and all(min(Image.open(path).size) > 100 for path in pictures)
+    assert len(pictures) == 2 and all(min(Image.open(path).size) > 100 for path in pictures)
 
 
 def test_differences_are_of_pairs_of_seeds():
@@ -221,7 +218,7 @@ def test_a_training_that_another_call_left_behind_is_waited_for(tmp_path, monkey
     monkeypatch.setattr(attention_training, 'train_all', train)
     monkeypatch.setattr(attention_training, 'missing_data', lambda *_: '')
     monkeypatch.setattr('sys.argv', ['attention_training.py', *words])
-    settings = attention_study.settings_of('XCAttention', 'vit', 0, 'textures', True, None)
+    settings = attention_study.settings_of('XCAttention', 'vit', 0, 'textures', None)
     with attention_training.locked(tmp_path):
         call = threading.Thread(target=attention_training.main)
         call.start()
@@ -297,18 +294,3 @@ def test_a_comparison_goes_on_where_it_was_and_reports_what_fails(noise_images, 
     known = ['--known', tmp_path / 'results.json']
     result = compare(tmp_path / 'few', tmp_path / 'other', *options, *known)
     assert result.returncode == 0 and not list((tmp_path / 'other').rglob('result.json'))
-
-
-@pytest.mark.slow
-def test_the_study_of_inverses_writes_figures_and_a_picture(tmp_path):
-    config = ROOT / 'configs/classification/soft/softpp-micro_1xb32_mini.py'
-    backbone = MODELS.build(Config.fromfile(config).model.backbone)
-    torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
-    out, picture = tmp_path / 'figures.json', tmp_path / 'picture.png'
-    result = run_script(
-        ROOT / 'tools/analysis_tools/compare_inverse_norms.py', config, tmp_path / 'weights.pth',
-        '--landmarks', '4', '16', '--image-size', '96', '96', '--out', out, '--picture', picture,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    assert min(Image.open(picture).size) > 300
-    assert json.loads(out.read_text())['norms']['trained']

@@ -18,10 +18,15 @@ namespace mmlaplace {
 namespace {
 
 int64_t shared_memory = sizeof(dynamic_shared_memory);
+bool tensor_cores = false;
 
 struct Cpu {
   explicit Cpu(const Tensor&) {}
   int64_t shared_memory() const { return mmlaplace::shared_memory; }
+  template <class Kernel>
+  bool tensor_cores(Kernel) const {
+    return mmlaplace::tensor_cores;
+  }
   template <class Kernel, class... Arguments>
   void launch(const char*, Kernel kernel, int64_t blocks, int threads, int64_t bytes,
               Arguments... arguments) const {
@@ -31,6 +36,7 @@ struct Cpu {
 };
 
 void set_shared_memory(int64_t bytes) { shared_memory = bytes; }
+void set_tensor_cores(bool wanted) { tensor_cores = wanted; }
 
 }  // namespace
 }  // namespace mmlaplace
@@ -39,6 +45,7 @@ MMLAPLACE_NAMESPACE(mmlaplace_gpu_on_cpu);
 
 MMLAPLACE_LIBRARY_FRAGMENT(mmlaplace_gpu_on_cpu, library) {
   library.def("set_shared_memory(int bytes) -> ()");
+  library.def("set_tensor_cores(bool wanted) -> ()");
   library.def(
       "nystrom_attention(Tensor q, Tensor k, Tensor v, Tensor landmarks, Tensor inverse, Tensor "
       "scale, Tensor? rotary, str kernel, float bandwidth, float? whitening_eps, str rotary_form) "
@@ -60,6 +67,7 @@ MMLAPLACE_LIBRARY_FRAGMENT(mmlaplace_gpu_on_cpu, library) {
 
 MMLAPLACE_LIBRARY_IMPL(mmlaplace_gpu_on_cpu, CompositeExplicitAutograd, library) {
   library.impl("set_shared_memory", MMLAPLACE_KERNEL(mmlaplace::set_shared_memory));
+  library.impl("set_tensor_cores", MMLAPLACE_KERNEL(mmlaplace::set_tensor_cores));
   library.impl("nystrom_attention", MMLAPLACE_KERNEL(mmlaplace::nystrom::forward<mmlaplace::Cpu>));
   library.impl("_nystrom_attention_backward",
                MMLAPLACE_KERNEL(mmlaplace::nystrom::backward<mmlaplace::Cpu>));

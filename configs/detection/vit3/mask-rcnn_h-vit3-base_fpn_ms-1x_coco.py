@@ -1,0 +1,20 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_fpn.py',
+    '../_base_/datasets/coco_instance_ms.py',
+    '../_base_/schedules/1x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='HViT3',
+        arch='base',
+        drop_path_rate=0.1,
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://cloud.tsinghua.edu.cn/f/1d0d7fb840254275b29d/?dl=1',
+        ),
+    ),
+    neck=dict(in_channels=[96, 192, 448, 640]),
+)
+optim_wrapper = dict(optimizer=dict(lr=2e-4, weight_decay=0.05))

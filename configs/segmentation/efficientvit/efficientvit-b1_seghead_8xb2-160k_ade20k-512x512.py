@@ -1,0 +1,19 @@
+_base_ = [
+    '../_base_/models/efficientvit_seghead.py',
+    '../_base_/datasets/ade20k_512x512_bicubic.py',
+    '../_base_/schedules/upernet_160k_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    backbone=dict(
+        arch='b1',
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://huggingface.co/han-cai/efficientvit-cls/resolve/main/efficientvit_b1_r224.pt',
+        ),
+    ),
+    neck=dict(in_channels=[64, 128, 256], channels=64),
+    decode_head=dict(in_channels=64, channels=64, num_classes=150),
+)

@@ -1,0 +1,19 @@
+_base_ = [
+    '../_base_/models/efficientvit_seghead.py',
+    '../_base_/datasets/ade20k_512x512_bicubic.py',
+    '../_base_/schedules/upernet_160k_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    backbone=dict(
+        arch='b2',
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://huggingface.co/han-cai/efficientvit-cls/resolve/main/efficientvit_b2_r224.pt',
+        ),
+    ),
+    neck=dict(in_channels=[96, 192, 384], channels=96),
+    decode_head=dict(in_channels=96, channels=96, num_classes=150),
+)

@@ -1,0 +1,19 @@
+_base_ = [
+    '../_base_/models/efficientvit-large_seghead.py',
+    '../_base_/datasets/ade20k_512x512_bicubic.py',
+    '../_base_/schedules/upernet_160k_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    backbone=dict(
+        arch='l1',
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://huggingface.co/han-cai/efficientvit-cls/resolve/main/efficientvit_l1_r224.pt',
+        ),
+    ),
+    neck=dict(channels=128, out_channels=1024),
+    decode_head=dict(in_channels=1024, channels=1024, num_classes=150),
+)

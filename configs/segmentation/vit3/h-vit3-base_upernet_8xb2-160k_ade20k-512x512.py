@@ -1,0 +1,21 @@
+_base_ = [
+    '../_base_/models/upernet.py',
+    '../_base_/datasets/ade20k_512x512.py',
+    '../_base_/schedules/upernet_160k_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    backbone=dict(
+        type='HViT3',
+        arch='base',
+        drop_path_rate=0.5,
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://cloud.tsinghua.edu.cn/f/1d0d7fb840254275b29d/?dl=1',
+        ),
+    ),
+    decode_head=dict(in_channels=[96, 192, 448, 640]),
+    auxiliary_head=dict(in_channels=448),
+)

@@ -1,0 +1,21 @@
+_base_ = [
+    '../_base_/models/upernet.py',
+    '../_base_/datasets/ade20k_512x512.py',
+    '../_base_/schedules/upernet_160k_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    backbone=dict(
+        type='HViT3',
+        arch='small',
+        drop_path_rate=0.4,
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://cloud.tsinghua.edu.cn/f/3eeab8621a7f43929a87/?dl=1',
+        ),
+    ),
+    decode_head=dict(in_channels=[64, 128, 320, 512]),
+    auxiliary_head=dict(in_channels=320),
+)

@@ -1,0 +1,21 @@
+_base_ = [
+    '../_base_/models/upernet.py',
+    '../_base_/datasets/ade20k_512x512.py',
+    '../_base_/schedules/upernet_160k_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    backbone=dict(
+        type='HViT3',
+        arch='tiny',
+        drop_path_rate=0.2,
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://cloud.tsinghua.edu.cn/f/f0c7c73ceabe49b7b161/?dl=1',
+        ),
+    ),
+    decode_head=dict(in_channels=[64, 128, 320, 512]),
+    auxiliary_head=dict(in_channels=320),
+)

@@ -1,0 +1,101 @@
+"""The models of the zoo by name in the toolboxes: ``mmpretrain.get_model`` and all inferencers.
+
+``import mmlaplace`` calls :func:`register_on_import`, which imports no toolbox. The names reach
+mmpretrain's hub, and mmengine's inferencer, when both packages have been imported, in either order.
+"""
+
+import sys
+import warnings
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Callable, Dict, Iterator, Optional
+
+from .checkpoints.released import address_of
+from .model_zoo import files_root, list_models, read_index, read_models, released_weights
+from .toolboxes import TOOLBOXES
+
+
+def register(hub: Any) -> None:
+    """Add the classifiers to mmpretrain's ``ModelHub``, unless it has them.
+
+    ``mmpretrain.get_model(NAME, pretrained=True)`` and mmpretrain's inferencers then load the
+    authors' weights. Where there are none, they raise an error, as random weights would give random
+    classes.
+
+    An mmlaplace without its configs adds nothing, and warns with the reason.
+    """
+    root = _root('mmpretrain.list_models() lacks our classifiers')
+    if root is None:
+        return
+    classifiers = list_models(task='classification')
+    if hub.has(classifiers[0]):
+        return
+    for metafile in read_index():
+        if metafile.parts[1] == 'classification':
+            hub.register_model_index(root / metafile, config_prefix=root)
+    for name in classifiers:
+        hub._models_dict[name.lower()].weights = released_weights(name)
+
+
+def _root(lacking: str) -> Optional[Path]:
+    """The folder with the configs, or None after a warning."""
+    try:
+        return files_root()
+    except FileNotFoundError as error:
+        warnings.warn(f'{lacking}: {error}', stacklevel=3)
+        return None
+
+
+def add_to_inferencers(base: Any) -> None:
+    """Add the detectors and segmentors to the metafiles that mmengine's ``BaseInferencer`` reads.
+
+    ``mmdet.apis.DetInferencer(NAME)`` and ``mmseg.apis.MMSegInferencer(NAME)`` then load the
+    authors' weights, if none are given. Where there are none, they raise an error. Without its
+    configs, mmlaplace adds nothing, and warns.
+    """
+    theirs = base._get_models_from_metafile
+
+    def entries(folder: str) -> Iterator[Dict[str, Any]]:
+        scopes = [task.package for task in TOOLBOXES.values() if task.package in sys.modules]
+        here = [scope for scope in scopes if base._get_repo_or_mim_dir(scope) == folder]
+        for model in read_models() if _root('inferencers lack our models') else ():
+            if TOOLBOXES[model.task].package in here:
+                place = address_of(model.name)
+                yield dict(Name=model.name, Config=str(model.config), Weights=place)
+        yield from theirs(folder)
+
+    base._get_models_from_metafile = staticmethod(entries)
+
+
+# By module, what to do with it after it has run.
+AFTER: Dict[str, Callable[[Any], None]] = {
+    'mmpretrain.apis.model': lambda module: register(module.ModelHub),
+    'mmengine.infer.infer': lambda module: add_to_inferencers(module.BaseInferencer),
+}
+
+
+class _AfterImport(MetaPathFinder):
+    """Finds the modules of :data:`AFTER` as usual, and calls its functions after they have run."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
+        spec = PathFinder.find_spec(name, path, target) if name in AFTER else None
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            AFTER[name](module)
+
+        setattr(spec.loader, 'exec_module', exec_module)  # noqa: B010, mypy refuses a method
+        return spec
+
+
+def register_on_import() -> None:
+    """Register the models now, or later when the toolboxes are imported."""
+    for name, then in AFTER.items():
+        if name in sys.modules:
+            then(sys.modules[name])
+    sys.meta_path.insert(0, _AfterImport())
