@@ -17,6 +17,9 @@ images show other digits on other parts of the photographs than the training ima
   fashion         Fashion-MNIST as mmpretrain reads it: 60,000 and 10,000 grey images of clothes,
                   28 x 28 pixels (only on demand: for comparing attentions). Its four files are
                   those of the Debian package dataset-fashion-mnist, or of --fashion-files
+  rendered        {images,targets}/{training,validation}: photographs on the floor, the wall and the
+                  balls of rendered rooms. The channels of a target are nearness, edges and the grey
+                  of superpixels. The held-out photographs are others (only on demand: for studies)
 
 Example:
   python tools/dataset_converters/make_mini_datasets.py      # the three tasks, into data/mini

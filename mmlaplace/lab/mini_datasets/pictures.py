@@ -14,6 +14,7 @@ from PIL import Image
 from rich.progress import track
 
 from .fashion import make_fashion
+from .rendered import make_rendered
 
 CLASSES = tuple(str(digit) for digit in range(10))
 SPLITS = ('train', 'val')
@@ -294,6 +295,7 @@ MAKERS: Dict[str, Callable[..., None]] = {
     'detection': make_detection,
     'segmentation': make_segmentation,
     'fashion': make_fashion,
+    'rendered': make_rendered,
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT, run_script
 from PIL import Image
 
-from mmlaplace.lab.mini_datasets import fashion, pictures
+from mmlaplace.lab.mini_datasets import fashion, pictures, rendered
 
 make = partial(run_script, ROOT / 'tools/dataset_converters/make_mini_datasets.py')
 
@@ -91,6 +91,23 @@ def test_segmentation_labels_are_where_the_digits_are(mini_data):
             seen |= set(np.unique(labels).tolist())
             assert gray[labels > 1].mean() > 1.5 * gray[labels == 1].mean()
     assert seen == set(range(12))
+
+
+def test_targets_of_rendered_rooms_fit_the_image(tmp_path, monkeypatch):
+    monkeypatch.setattr(rendered, 'COUNTS', {'training': 1, 'validation': 1})
+    rendered.make_rendered(tmp_path, seed=0)
+    seen = []
+    for split in ('training', 'validation'):
+        image, targets = (np.asarray(Image.open(tmp_path / kind / split / '000000.png'))
+                          for kind in ('images', 'targets'))  # fmt: skip
+        near, edges, segments = np.moveaxis(targets.astype(float), -1, 0)
+        assert image.shape == targets.shape == (128, 128, 3)
+        assert near[-1].mean() > 2 * near[0].mean()  # the floor ends below the camera
+        assert len(np.unique(segments)) <= rendered.SEGMENTS + 40 < len(np.unique(image))
+        assert abs(segments.mean() - np.asarray(Image.fromarray(image).convert('L')).mean()) < 8
+        assert edges.std() > 5
+        seen.append(rendered.photographs(split))
+    assert not {p.tobytes() for p in seen[0]} & {p.tobytes() for p in seen[1]}
 
 
 def test_fashion_is_taken_packed_or_not_and_what_is_missing_or_broken_is_named(
