@@ -55,7 +55,7 @@ def add_to_inferencers(base: Any) -> None:
     authors' weights, if none are given. Where there are none, they raise an error. Without its
     configs, mmlaplace adds nothing, and warns.
     """
-    theirs = base._get_models_from_metafile
+    read_metafile = base._get_models_from_metafile
 
     def entries(folder: str) -> Iterator[Dict[str, Any]]:
         scopes = [task.package for task in TOOLBOXES.values() if task.package in sys.modules]
@@ -64,7 +64,7 @@ def add_to_inferencers(base: Any) -> None:
             if TOOLBOXES[model.task].package in here:
                 place = address_of(model.name)
                 yield dict(Name=model.name, Config=str(model.config), Weights=place)
-        yield from theirs(folder)
+        yield from read_metafile(folder)
 
     base._get_models_from_metafile = staticmethod(entries)
 
