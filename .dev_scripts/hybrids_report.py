@@ -4,6 +4,7 @@ import math
 import statistics
 from itertools import product
 from pathlib import Path
+from textwrap import fill
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -92,7 +93,11 @@ def time_table(times: dict) -> str:
         shares = [f'{seconds[n] / seconds["softmax"]:.2f}' if n in seconds else '' for n in names]
         lines.append([f'{host}, {side}²', f'{seconds["softmax"]:.2f} s', *shares[1:]])
     titles = [f'{short(name)} kept' if name != 'softmax' else name for name in names]
-    return f'Time, on {times["machine"]["CPU"]}:\n\n{markdown_table(["", *titles], lines)}'
+    how = (
+        f'Time of an image on one thread of {times["machine"]["CPU"]}, and shares of it. *small* '
+        'is the ViT above with patches of 16.'
+    )
+    return f'{fill(how, 120)}\n\n{markdown_table(["", *titles], lines)}'
 
 
 def table(results: Sequence[dict], times: Optional[dict] = None) -> str:
@@ -112,12 +117,14 @@ def table(results: Sequence[dict], times: Optional[dict] = None) -> str:
     how = (
         f'One ViT of {BLOCKS} blocks learned each task. Other attentions imitated it for '
         f'{sum(STEPS.values())} steps of {BATCH} images, from copied weights but those called new. '
-        f'Scores are at {SIDE}²; at {2 * SIDE}², with 95 % intervals of {len(SEEDS)} seeds.'
+        f'Scores are at {SIDE}²; at {2 * SIDE}², with 95 % intervals of {len(SEEDS)} seeds of the '
+        'imitation. Softmax was trained once.'
     )
     missing += ['times'] * (times is None)
     rest = f'\n\nNot run: {"; ".join(missing)}.' * bool(missing)
     rest = f'\n\n{time_table(times)}{rest}' if times else rest
-    return f'{how}\n\n{markdown_table(["", *(TITLES[task] for task in tasks)], lines)}{rest}'
+    scores = markdown_table(['', *(TITLES[task] for task in tasks)], lines)
+    return f'{fill(how, 120)}\n\n{scores}{rest}'
 
 
 def share_of_time(times: dict, attention: str, keep: int) -> float:
