@@ -203,8 +203,9 @@ def main() -> None:
     parser.add_argument('folder', type=Path)
     parser.add_argument('libraries', nargs='*', type=Path, default=[ROOT / LIBRARY])
     args = parser.parse_args()
-    build = args.folder / 'build'
-    if args.folder.exists() and any(args.folder.iterdir()) and not build.is_dir():
+    build, card_file = args.folder / 'build', args.folder / 'README.md'
+    made_here = card_file.is_file() and card_file.read_text(encoding='utf-8').startswith(CARD[:40])
+    if args.folder.exists() and any(args.folder.iterdir()) and not made_here:
         sys.exit(f'{args.folder} is not empty and no kernel package; give the name of a new folder')
     for given in args.libraries:
         wheel = zipfile.is_zipfile(given)
@@ -217,7 +218,7 @@ def main() -> None:
     write_source(args.folder)
     rows = [f'- `{name}`: {getattr(ops, name).__doc__.splitlines()[0]}' for name in ops.__all__]
     card = CARD.format(name=NAME, version=VERSION, rows='\n'.join(rows))
-    (args.folder / 'README.md').write_text(card, encoding='utf-8')
+    card_file.write_text(card, encoding='utf-8')
 
 
 if __name__ == '__main__':

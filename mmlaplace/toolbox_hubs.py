@@ -52,19 +52,30 @@ def add_to_inferencers(base: Any) -> None:
     """Add the detectors and segmentors to the metafiles that mmengine's ``BaseInferencer`` reads.
 
     ``mmdet.apis.DetInferencer(NAME)`` and ``mmseg.apis.MMSegInferencer(NAME)`` then load the
-    authors' weights, if none are given. Where there are none, they raise an error. Without its
-    configs, mmlaplace adds nothing, and warns.
+    authors' weights, if none are given. Where there are none, they raise an error. A name that the
+    toolbox has stays its own. Without its configs, mmlaplace adds nothing, and warns.
     """
     read_metafile = base._get_models_from_metafile
 
+    def folder_of(scope: str) -> Optional[str]:
+        try:
+            return base._get_repo_or_mim_dir(scope)
+        except FileNotFoundError:  # installed without its configs, so it has no inferencer by name
+            return None
+
     def entries(folder: str) -> Iterator[Dict[str, Any]]:
-        scopes = [task.package for task in TOOLBOXES.values() if task.package in sys.modules]
-        here = [scope for scope in scopes if base._get_repo_or_mim_dir(scope) == folder]
-        for model in read_models() if _root('inferencers lack our models') else ():
-            if TOOLBOXES[model.task].package in here:
+        known = list(read_metafile(folder))
+        yield from known
+        names = {each['Name'].lower() for each in known}  # the toolbox's own come first
+        tasks = [
+            task for task, row in TOOLBOXES.items()
+            if task != 'classification' and row.package in sys.modules
+            and folder_of(row.package) == folder
+        ]  # fmt: skip
+        for model in read_models() if tasks and _root('inferencers lack our models') else ():
+            if model.task in tasks and model.name.lower() not in names:
                 place = address_of(model.name)
                 yield dict(Name=model.name, Config=str(model.config), Weights=place)
-        yield from read_metafile(folder)
 
     base._get_models_from_metafile = staticmethod(entries)
 

@@ -47,7 +47,7 @@ def test_the_json_has_every_model_of_the_task(capsys):
 
 
 @pytest.mark.parametrize(('words', 'near'), [
-    (['polr*'], 'polaformer-pvt-tiny'),
+    (['polr*'], 'polaformer'),
     (['soft*', 'lapacian', '--task', 'backbone'], 'laplacianformer-tiny'),
     (['soft-*', '--task', 'detection'], 'retinanet_softpp-tiny_fpn_1x_coco'),
 ])  # fmt: skip

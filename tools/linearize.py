@@ -106,12 +106,12 @@ def parse_arguments():
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none',
                         help='of several processes')  # fmt: skip
-    parser.add_argument('--work-dir', type=Path, help='default: work_dirs/CONFIG_NAME')
+    parser.add_argument('--work-dir', type=Path, help='default: work_dirs/CONFIG_ATTENTION')
     args = parser.parse_args()
     options = Config()
     options.merge_from_dict(args.options)  # names with dots become dicts
     args.options = options.to_dict()
-    args.names = [each.partition(':')[0] for each in args.attention]
+    args.names = list(dict.fromkeys(each.partition(':')[0] for each in args.attention))
     if args.work_dir is None:
         args.work_dir = Path('work_dirs', '_'.join([Path(args.config).stem, *args.names]))
     if min(args.layer_steps, args.whole_steps, args.search_steps) < 0 or args.lr <= 0:
@@ -119,6 +119,12 @@ def parse_arguments():
             f'steps must not be negative and --lr must be positive, got {args.layer_steps}, '
             f'{args.whole_steps}, {args.search_steps} and {args.lr}'
         )
+    if args.loss_weight < 0 or (args.loss_weight != default.loss_weight and args.loss != 'task'):
+        parser.error(
+            f'--loss-weight {args.loss_weight} must not be negative, and is for --loss task alone'
+        )
+    if args.search_steps != 50 and args.keep is None and args.budget is None:
+        parser.error(f'--search-steps {args.search_steps} is for --keep or --budget; give one too')
     if args.backbone_only and args.loss == 'task':
         parser.error('--loss task needs a head; take another --loss, or no --backbone-only')
     if args.keep_blocks and any(':' in each for each in args.attention):
@@ -237,6 +243,8 @@ def main() -> None:
                     seed=args.seed)  # fmt: skip
     schedule = Schedule(**{name: getattr(args, name, value) for name, value in
                            Schedule()._asdict().items()})  # fmt: skip
+    if args.amp and args.loss == 'task' and hasattr(old, 'roi_head'):
+        parser.error('the ops of mmcv in a roi_head take no bf16; leave out --amp or --loss task')
     state = args.work_dir / 'state.pth'
     try:
         places = list(softmax_places(old.backbone))

@@ -96,9 +96,9 @@ def normalized(
         photo: The photograph.
         size: Height and width.
         preprocessor: The ``data_preprocessor`` of the model's config. Its ``mean``, ``std`` and
-            ``to_rgb`` (``bgr_to_rgb`` in mmdet and mmseg) are used. Without ``to_rgb``, the
-            channels are BGR, as in the toolboxes. A single mean gives a grey image. Default:
-            ImageNet's, of RGB.
+            ``to_rgb`` (``bgr_to_rgb`` in mmdet and mmseg) are used. As in the toolboxes, the
+            channels are BGR without it. A single mean gives a grey image. Default: ImageNet's, of
+            RGB.
     """
     mean, std = preprocessor.get('mean'), preprocessor.get('std')
     pixels = rgb_array(photo, size)

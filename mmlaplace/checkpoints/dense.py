@@ -3,6 +3,7 @@
 import re
 from typing import Collection, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from mmengine.registry import DATASETS
 from torch import Tensor
 
 from .conversion import Converted, NameTable
@@ -74,6 +75,12 @@ def dense_models(
     }
 
 
+# By the word in the name of a config.
+DATA_SETS = {
+    'coco': 'mmdet.CocoDataset',
+    'ade20k': 'mmseg.ADE20KDataset',
+    'cityscapes': 'mmseg.CityscapesDataset',
+}
 # The first that starts a name of a file tells its kind. Where the authors have their own toolbox,
 # there are their start and ours. The configs of a kind have its word.
 KINDS = (
@@ -134,6 +141,22 @@ def table_of(names: Collection[str]) -> Optional[NameTable]:
     """The authors' names of a whole detector or segmentor, or of its backbone, or None."""
     whole = best_table((each.names for each in DENSE.values() if each.names.whole), names)
     return whole or maps_table(_backbone_of(names))
+
+
+def dataset_meta_of(name: str, stored: Mapping[str, list]) -> Dict[str, list]:
+    """Classes and palette for a converted file: those of the authors' file, else of the data set.
+
+    Without the toolbox, they are those of the file alone.
+
+    Args:
+        name: The released model.
+        stored: What the file has of them.
+    """
+    data = (DENSE[name].config or name).rpartition('_')[-1].partition('-')[0]
+    known = getattr(DATASETS.get(DATA_SETS[data]), 'METAINFO', None)
+    if known is None or stored.get('classes', list(known['classes'])) != list(known['classes']):
+        return dict(stored)
+    return {**{key: list(known[key]) for key in ('classes', 'palette')}, **stored}
 
 
 def convert(

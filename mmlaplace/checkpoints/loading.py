@@ -16,7 +16,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from ._download import DownloadError, check_scheme, download_once
 from ._hubs import HUB, TIMM, file_from_hub, weights_of_timm
 from ._plain_load import UnsafeCheckpointError, load_plain
-from .dense import DENSE, other_kind
+from .dense import DENSE, dataset_meta_of, other_kind
 from .fit import LoadReport, check_names, check_stored, check_values, other_arch
 from .names import find_prefix, first_names, plain_names
 from .own_names import fitting_sentence, in_own_names
@@ -204,8 +204,6 @@ def read_for_mmengine(checkpoint: str, map_location: Any = 'cpu') -> Dict[str, A
         print_log(f'{checkpoint}: {count} tensors of {place} became {len(tensors)}', 'current')
         name = released_name(checkpoint)
         if name in DENSE:
-            from ..commands.dense_models import dataset_meta_of  # which reads configs, by this file
-
             meta = dict(dataset_meta=dataset_meta_of(name, meta['dataset_meta']))
     return dict(state_dict=tensors, meta=meta)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..checkpoints import PUBLISHED, Converted, NameTable, UnsafeCheckpointError
 from ..checkpoints import write_weights as write
-from ..checkpoints.dense import DENSE, kind_of
+from ..checkpoints.dense import DENSE, dataset_meta_of, kind_of
 from ..checkpoints.fit import check_finite
 from ..checkpoints.loading import read_weights
 from ..checkpoints.names import plain_names
@@ -25,7 +25,7 @@ from ..checkpoints.published import (
 )
 from ..checkpoints.released import is_released, released_name, released_place
 from .command_line import ToolParser, positive
-from .dense_models import config_path, convert_dense, dataset_meta_of
+from .dense_models import config_path, convert_dense
 from .model_list import path_from_here
 
 

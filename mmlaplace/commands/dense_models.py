@@ -2,10 +2,9 @@
 
 from functools import cache
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, List, Mapping, Optional, Tuple
 
 import torch
-from mmengine.registry import DATASETS
 from torch import Tensor, nn
 
 from ..checkpoints import Converted
@@ -108,20 +107,3 @@ def _unfit(model: nn.Module, weights: Mapping[str, Tensor]) -> Tuple[str, List[s
             'load_weights converts it on the way'
         )
     return reason, []
-
-
-def dataset_meta_of(name: str, stored: Mapping[str, list]) -> Dict[str, list]:
-    """Classes and palette for a converted file: those of the authors' file, else of the data set.
-
-    Without the toolbox, they are those of the file alone.
-
-    Args:
-        name: The released model.
-        stored: What the file has of them.
-    """
-    cfg = get_config(config_of(name))
-    data_set = cfg.test_dataloader.dataset
-    known = DATASETS.get(f'{cfg.default_scope}.{data_set.type}').METAINFO
-    if known is None or stored.get('classes', list(known['classes'])) != list(known['classes']):
-        return dict(stored)
-    return {**{key: list(known[key]) for key in ('classes', 'palette')}, **stored}

@@ -17,6 +17,7 @@ from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from rich.progress import track
 from torch import Tensor
 
+from ..models.layers import DropPath
 from ..writing import write_whole
 from .losses import LOSSES, blocks_of, layer_loss, task_loss, whole_loss
 
@@ -208,6 +209,9 @@ def distill(
         new.eval()
         for part in parts:
             part.train()
+            for module in part.modules() if phase == 'layers' else ():
+                if isinstance(module, DropPath):
+                    module.eval()  # the old blocks drop nothing, so there is nothing to learn
         parameters = [p for part in parts for p in part.parameters() if p.requires_grad]
         state = kept.get('state') if kept.get('phase') == phase else None
 

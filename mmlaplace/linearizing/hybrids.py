@@ -292,8 +292,8 @@ def check_keep(keep: int, count: int) -> None:
     """Raise a ValueError unless a number of kept blocks is below their count, and positive."""
     if not 0 < keep < count:
         raise ValueError(
-            f'the number of kept blocks must be from 1 to {count - 1}, as there are {count} blocks '
-            f'with softmax, got {keep}'
+            f'the number of kept blocks must be from 1 to {count - 1}, as {count} blocks '
+            f'with softmax can become linear, got {keep}'
         )
 
 
@@ -323,7 +323,7 @@ def measure_blocks(
     """Harms and costs of all softmax attentions. What an interrupted call measured is kept.
 
     All harms share the passes of the old backbone. Of several processes, each trains and measures
-    with images of its own, and the first writes, and measures the costs.
+    with images of its own, and times the blocks; the first's are written.
 
     Args:
         new, old: The backbones, on one device. They do not change.

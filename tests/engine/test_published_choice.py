@@ -166,7 +166,7 @@ def timms_logits_or_a_sentence(timm, name, file):
     ('efficientvit_b0', 'efficientvit_b0'), ('xcit_nano_12_p16_384', 'xcit_nano_12_p16_384_dist'),
     ('swin_s3_tiny_224', 'the size of no model'),  # windows of 14 in the third stage
     ('deit_tiny_distilled_patch16_224', 'deit_tiny_distilled'),
-    ('deit3_small_patch16_224', 'the size of no model'),
+    ('deit3_small_patch16_224', 'deit3_small'),
     ('vit_small_patch32_224', 'the size of no model'), ('resnet18', 'those of no model'),
 ])  # fmt: skip
 def test_weights_of_timm_give_its_logits_or_are_refused(name, expected, tmp_path):

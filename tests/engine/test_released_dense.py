@@ -115,13 +115,21 @@ def test_the_authors_file_loads_by_each_loader(load, retinanet, monkeypatch):
     assert filled(get_model(RETINANET, pretrained=True))
 
 
-def test_inferencers_take_names_and_download(authors, retinanet, monkeypatch, tmp_path):  # noqa: F811
-    monkeypatch.setitem(
-        DENSE, RETINANET, DENSE[RETINANET]._replace(weights='https://example.com/a.pth', page='')
-    )
-    authors.contents[path_of(DENSE[RETINANET].weights)] = retinanet.read_bytes()
-    inferencer = importlib.import_module('mmdet.apis').DetInferencer(RETINANET, device='cpu')
-    assert filled(inferencer.model) and inferencer.model.dataset_meta['classes'] == CLASSES
+def test_inferencers_take_names_and_download(authors, monkeypatch, tmp_path):  # noqa: F811
+    detector = 'retinanet_pvt-tiny_fpn_1x_coco'
+    here = DENSE[detector]._replace(weights='https://example.com/a.pth', page='')
+    monkeypatch.setitem(DENSE, detector, here)
+    given = released(detector, 'cpu')
+    torch.save(given, tmp_path / 'detector.pth')
+    authors.contents[path_of(here.weights)] = (tmp_path / 'detector.pth').read_bytes()
+    inferencer = importlib.import_module('mmdet.apis').DetInferencer
+    model = inferencer(detector, device='cpu').model
+    assert torch.equal(model.bbox_head.retina_cls.weight, given['bbox_head.retina_cls.weight'])
+    assert model.dataset_meta['classes'][:2] == ['person', 'bicycle']  # not of the file
+    names = [each['Name'] for each in inferencer._get_models_from_metafile(
+        inferencer._get_repo_or_mim_dir('mmdet'))]  # fmt: skip
+    assert names.count(RETINANET) == 1  # also one of mmdet's, and stays its own
+    assert not any('in1k' in name for name in names)
     segmentor = SEGHEAD.format(0, 'cityscapes-1024x1024')
     given = released(segmentor, 'cpu')
     torch.save(given, tmp_path / 'theirs.pt')

@@ -153,7 +153,7 @@ def test_a_plan_meets_the_budget_as_measured_too(factor, linear):
     (dict(budget=1), 'the softmax model itself meets the budget 1'),
     (dict(budget=0), 'above 0 and at most 1.* got 0'),
     (dict(budget=1.5), 'above 0 and at most 1.* got 1.5'),
-    (dict(keep=4), 'must be from 1 to 3, as there are 4 blocks with softmax, got 4'),
+    (dict(keep=4), 'must be from 1 to 3, as 4 blocks with softmax can become linear, got 4'),
     (dict(), 'give either keep or budget'),
 ])  # fmt: skip
 def test_a_plan_that_cannot_be_made_is_one_sentence(options, said):

@@ -9,7 +9,8 @@ from rich.progress import track
 
 SIDE = 128
 COUNTS = {'training': 1200, 'validation': 200}
-# Colour photographs of scikit-image that need no download, and the last three for validation.
+# Photographs of scikit-image that need no download, half of them grey. The last three are for
+# validation.
 PHOTOS = (
     'brick', 'camera', 'coffee', 'coins', 'grass', 'gravel', 'hubble_deep_field',
     'immunohistochemistry', 'moon', 'page', 'retina', 'text', 'astronaut', 'cat', 'rocket',
@@ -88,11 +89,11 @@ def targets(image: np.ndarray, depth: np.ndarray) -> np.ndarray:
 
 def make_rendered(out: Path, seed: int) -> None:
     """Write ``{images,targets}/{training,validation}``; a target has one channel for each kind."""
+    from .pictures import save_image  # whose module has the list of all data sets
+
     for part, (split, count) in enumerate(COUNTS.items()):
         photos, rng = photographs(split), np.random.default_rng([seed, 5, part])
         for number in track(range(count), f'rendered {split}'):
             image, depth = render(photos, rng)
             for kind, content in (('images', image), ('targets', targets(image, depth))):
-                path = out / kind / split / f'{number:06d}.png'
-                path.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(np.round(255 * content).astype(np.uint8)).save(path)
+                save_image(content, out / kind / split / f'{number:06d}.png')

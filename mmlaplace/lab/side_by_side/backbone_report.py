@@ -212,7 +212,7 @@ def draw_families(
     Args:
         axis: Where to draw.
         lines: Points of images a second and top-1, by the name of the family.
-        others: Points of no family, which are not drawn.
+        others: Points of no family, which are not drawn. Default: ().
         grey: Whether families none of whose sizes is the best at its speed are grey, without a
             name. Default: False.
     """
