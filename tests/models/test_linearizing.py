@@ -255,6 +255,7 @@ def test_the_tool_writes_a_model_that_loads_and_names_what_is_wrong(classifier, 
         ('from 1 to 4, as 5 blocks with softmax can become linear, got 5', run(*few, '--keep', 5)),
         ('above 0 and at most 1', run(*few, '--budget', 0)),
         ('--loss task needs a head', run(*few, '--loss', 'task', '--backbone-only')),
+        ('--loss-weight 7.0 must not be', run(*few, '--loss-weight', 7)),
         ('leave out --keep-blocks', run('--attention', 'PolaAttention:0', '--keep-blocks', 1)),
         ('--size: must be an integer of at least 1, got big', run(*few, '--size', 'big')),
     ):

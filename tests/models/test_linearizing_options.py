@@ -150,6 +150,16 @@ def fitted(size, first=0, every=8, accumulate=1):
 SAME = dict(rtol=0, atol=1e-8)
 
 
+def test_blocks_drop_no_path_while_they_learn_the_old_ones():
+    """A copy of the old blocks has nothing to learn."""
+    host = dict(HOSTS['DeiT'], drop_path_rate=0.5)
+    new, old = Task(build(host)), Task(build(host))
+    new.load_state_dict(old.state_dict())
+    places = linearizing.softmax_places(old.backbone)
+    done = linearizing.distill(new, old, places, labelled, linearizing.Schedule(1, 0, loss='block'))
+    assert done['layers']['losses'] == [0.0]
+
+
 def test_accumulated_batches_are_one_large_one_and_go_on_where_they_were():
     whole = fitted(8)
     torch.testing.assert_close(fitted(4, every=4, accumulate=2), whole, **SAME)
