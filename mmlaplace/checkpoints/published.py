@@ -242,6 +242,11 @@ def other_options(module: torch.nn.Module, weights: Mapping[str, Tensor], checkp
         checkpoint: Path or address of the file.
     """
     fit = fitting(weights)
+    if fit and 'rope' in _words(str(checkpoint)):  # of timm's ViTs, whose tensors do not tell it
+        return (
+            f'its name says that it has rotary positions (rope), and {" or ".join(fit)} has none; '
+            'there is no such model here'
+        )
     named = by_file_name(fit, checkpoint)
     options = [_options_of(_state_of(name).backbone) for name in (*named, *fit)]
     told = options[: len(named)]
@@ -265,6 +270,6 @@ def _options_of(backbone: torch.nn.Module) -> Dict[Tuple[str, str], Any]:
     return {
         (path, name): value
         for path, part in backbone.named_modules()
-        for name, value in vars(part).items()
+        for name, value in {**vars(part), 'type': type(part).__name__}.items()
         if isinstance(value, (bool, int, float, str))
     }

@@ -156,7 +156,8 @@ def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
 
 @pytest.mark.parametrize(('name', 'released'), [
     ('deit3_base', 'deit3_base_patch16_224'),
-    ('clip_base', 'vit_base_patch16_clip_quickgelu_224'),
+    ('clip_base', 'vit_base_patch16_clip_224'),
+    ('clip_quickgelu_base', 'vit_base_patch16_clip_quickgelu_224'),
     ('siglip_base', 'vit_base_patch16_siglip_224'),
     ('siglip_base', 'vit_base_patch16_siglip_gap_224'),
 ])  # fmt: skip

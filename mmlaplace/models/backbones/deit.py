@@ -240,13 +240,20 @@ CLIP_NAMES = NameTable(
     },
     (*IDENTIFYING, 'norm_pre.weight'),
 )
+MEAN_ROWS: Rows = {
+    **{name: own for name, own in vit_rows().items() if name != 'cls_token'},
+    'pos_embed': ('stages.0.position.map', position_map),
+}
+IDENTIFYING_MEAN = (
+    'patch_embed.proj.weight', 'pos_embed', 'blocks.0.attn.qkv.weight', 'norm.weight',
+)  # fmt: skip
+MEAN_NAMES = NameTable(MEAN_ROWS, IDENTIFYING_MEAN)
 SIGLIP_NAMES = NameTable(
     {
-        **{name: own for name, own in vit_rows().items() if name != 'cls_token'},
-        'pos_embed': ('stages.0.position.map', position_map),
-        'attn_pool.': None,  # which gives one vector of the map
+        **{name: own for name, own in MEAN_ROWS.items() if not name.startswith('head.')},
+        'attn_pool.': None,  # which gives one vector of the map; a head after it fits no model here
     },
-    ('patch_embed.proj.weight', 'pos_embed', 'blocks.0.attn.qkv.weight', 'norm.weight'),
+    (*IDENTIFYING_MEAN, 'attn_pool.latent'),
 )
 
 
@@ -285,21 +292,23 @@ PUBLISHED.update(
     for size, sides in DEIT3_SIDES.items()
     for side in sides
 )
-CLIP = dict(
-    position_norm=True,
-    norm_cfg=dict(type='LN', eps=1e-5),
-    act_cfg=dict(type='QuickGELU'),
-)
+# No tensor tells the activation, but timm's names do.
+CLIP = dict(position_norm=True, norm_cfg=dict(type='LN', eps=1e-5))
+OF_OPENAI = dict(CLIP, act_cfg=dict(type='QuickGELU'))
 PUBLISHED.update(
-    (name, PublishedModel((names,), dict(type='ViT', smooth_positions=True, **options),
+    (name, PublishedModel(names, dict(type='ViT', smooth_positions=True, **options),
                           page=f'https://huggingface.co/timm/{page}', head=False))
     for name, names, page, options in (
-        ('clip_base', CLIP_NAMES, 'vit_base_patch16_clip_224.openai', dict(CLIP, arch='base')),
-        ('clip_large', CLIP_NAMES, 'vit_large_patch14_clip_224.openai',
+        ('clip_quickgelu_base', (CLIP_NAMES,), 'vit_base_patch16_clip_quickgelu_224.openai',
+         dict(OF_OPENAI, arch='base')),
+        ('clip_quickgelu_large', (CLIP_NAMES,), 'vit_large_patch14_clip_quickgelu_224.openai',
+         dict(OF_OPENAI, arch='large', patch_size=14)),
+        ('clip_base', (CLIP_NAMES,), 'vit_base_patch16_clip_224.laion2b', dict(CLIP, arch='base')),
+        ('clip_large', (CLIP_NAMES,), 'vit_large_patch14_clip_224.laion2b',
          dict(CLIP, arch='large', patch_size=14)),
-        ('siglip_base', SIGLIP_NAMES, 'vit_base_patch16_siglip_224.webli',
+        ('siglip_base', (SIGLIP_NAMES, MEAN_NAMES), 'vit_base_patch16_siglip_224.webli',
          dict(arch='base', with_cls_token=False)),
-        ('siglip_large', SIGLIP_NAMES, 'vit_large_patch16_siglip_256.webli',
+        ('siglip_large', (SIGLIP_NAMES, MEAN_NAMES), 'vit_large_patch16_siglip_256.webli',
          dict(arch='large', with_cls_token=False, img_size=256)),
     )
 )  # fmt: skip
