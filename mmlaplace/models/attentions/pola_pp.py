@@ -95,8 +95,11 @@ class PolaPPAttention(QKVAttention):
 
 
 def rectified(x: Tensor) -> Tensor:
-    """The positive part, up to the largest exponent. At both ends the derivative is zero."""
-    return F.hardtanh(x, 0.0, LARGEST)
+    """The positive part, up to the largest exponent. Its derivative at zero is zero.
+
+    One ``hardtanh`` has a gradient of other strides than a graph of ``torch.compile`` expects.
+    """
+    return F.relu(x).clamp(max=LARGEST)
 
 
 def exp_minus_1(x: Tensor) -> Tensor:

@@ -48,8 +48,9 @@ def one_step(forward: Callable) -> Callable:
     def step(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         for x in (*args, *kwargs.values()):
             if isinstance(x, Proxy):
-                place = x.tracer.path_of_module(self)
-                return x.tracer.create_proxy('call_module', place, args, kwargs)
+                tracer: Any = x.tracer
+                place = tracer.path_of_module(self)
+                return tracer.create_proxy('call_module', place, args, kwargs)
         return forward(self, *args, **kwargs)
 
     return step

@@ -18,8 +18,6 @@ To same_bits(From value) {
   std::memcpy(&bits, &value, sizeof(To));
   return bits;
 }
-unsigned int __float_as_uint(float value) { return same_bits<unsigned int>(value); }
-float __uint_as_float(unsigned int bits) { return same_bits<float>(bits); }
 long long __double_as_longlong(double value) { return same_bits<long long>(value); }
 double __longlong_as_double(long long bits) { return same_bits<double>(bits); }
 
