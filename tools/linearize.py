@@ -123,7 +123,8 @@ def parse_arguments():
         parser.error(
             f'--loss-weight {args.loss_weight} must not be negative, and is for --loss task alone'
         )
-    if args.search_steps != 50 and args.keep is None and args.budget is None:
+    searched = parser.get_default('search_steps')
+    if args.search_steps != searched and args.keep is None and args.budget is None:
         parser.error(f'--search-steps {args.search_steps} is for --keep or --budget; give one too')
     if args.backbone_only and args.loss == 'task':
         parser.error('--loss task needs a head; take another --loss, or no --backbone-only')

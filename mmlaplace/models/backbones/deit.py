@@ -207,17 +207,14 @@ def _before_map(tokens: Tensor, image_size: Tuple[int, int]) -> int:
     return 0 if map_sides(tokens.shape[1], image_size) else 1
 
 
-SCALES: Rows = {
-    'blocks.{i}.ls1.gamma': 'stages.0.blocks.{i}.scale1.weight',
-    'blocks.{i}.ls2.gamma': 'stages.0.blocks.{i}.scale2.weight',
-}
 SCALED_ROWS: Rows = {
     **vit_rows(),
     'pos_embed': [
         ('stages.0.position.cls_position', class_position_if_any),
         ('stages.0.position.map', positions_of_map),
     ],
-    **SCALES,
+    'blocks.{i}.ls1.gamma': 'stages.0.blocks.{i}.scale1.weight',
+    'blocks.{i}.ls2.gamma': 'stages.0.blocks.{i}.scale2.weight',
 }
 DEIT3_NAMES = NameTable(
     {

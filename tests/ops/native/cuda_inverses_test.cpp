@@ -4,22 +4,11 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <limits>
 #include <random>
 #include <string>
 
 using std::fabs;
-
-template <class To, class From>
-To same_bits(From value) {
-  To bits;
-  static_assert(sizeof(To) == sizeof(From), "");
-  std::memcpy(&bits, &value, sizeof(To));
-  return bits;
-}
-long long __double_as_longlong(double value) { return same_bits<long long>(value); }
-double __longlong_as_double(long long bits) { return same_bits<double>(bits); }
 
 template <class T>
 void atomicMax(T* target, T value) {

@@ -79,16 +79,17 @@ inline const Registers* exchange(const Registers& own) {
   return of_warp;
 }
 
-inline float __uint_as_float(unsigned bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-inline unsigned __float_as_uint(float value) {
-  unsigned bits;
-  std::memcpy(&bits, &value, sizeof(bits));
+template <class To, class From>
+To same_bits(From value) {
+  To bits;
+  static_assert(sizeof(To) == sizeof(From), "");
+  std::memcpy(&bits, &value, sizeof(To));
   return bits;
 }
+inline unsigned __float_as_uint(float value) { return same_bits<unsigned>(value); }
+inline float __uint_as_float(unsigned bits) { return same_bits<float>(bits); }
+inline long long __double_as_longlong(double value) { return same_bits<long long>(value); }
+inline double __longlong_as_double(long long bits) { return same_bits<double>(bits); }
 inline float __shfl_xor_sync(unsigned, float value, int apart) {
   return __uint_as_float(exchange({{__float_as_uint(value)}, {}})[threadIdx.x % 32 ^ apart].a[0]);
 }
