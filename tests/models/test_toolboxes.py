@@ -3,6 +3,7 @@
 Also run on the upstream set by .dev_scripts/check_upstream.sh.
 """
 
+import importlib
 import re
 
 import numpy as np
@@ -47,26 +48,20 @@ def train_step(model, data: dict) -> dict:
     return log_vars
 
 
-def build(toolbox: str, backbone: str):
-    registry = pytest.importorskip(f'{toolbox}.registry')
-    utils = pytest.importorskip(f'{toolbox}.utils')
-    utils.register_all_modules(init_default_scope=False)
-    config = Config.fromstring(example(toolbox), '.py')
-    config.model.backbone.update(type=backbone, arch=SMALL, img_size=64, init_cfg=None)
-    return registry.MODELS, config
-
-
 def images(count: int, height: int, width: int) -> list:
     return [torch.randint(0, 256, (3, height, width), dtype=torch.uint8) for _ in range(count)]
 
 
 def trained(toolbox, backbone, settings, data):
     """The losses of a step of the example, with other settings of the model."""
-    models, config = build(toolbox, backbone)
+    registry = pytest.importorskip(f'{toolbox}.registry')
+    importlib.import_module(f'{toolbox}.utils').register_all_modules(init_default_scope=False)
+    config = Config.fromstring(example(toolbox), '.py')
+    config.model.backbone.update(type=backbone, arch=SMALL, img_size=64, init_cfg=None)
     config.merge_from_dict({f'model.{key}': value for key, value in settings.items()})
     with DefaultScope.overwrite_default_scope(toolbox):
         # SyncBN needs several processes; a Runner replaces it too.
-        return train_step(revert_sync_batchnorm(models.build(config.model)), data())
+        return train_step(revert_sync_batchnorm(registry.MODELS.build(config.model)), data())
 
 
 @pytest.mark.sampled(3)
