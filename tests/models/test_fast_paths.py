@@ -148,6 +148,7 @@ def test_an_ffn_is_its_layers_one_after_the_other(act, change):
     assert_same(results(ffn, change), results(plain, change))
 
 
+@pytest.mark.sampled(4)
 @each_change
 @pytest.mark.parametrize('name', registered(BaseAttention))
 def test_an_attention_is_its_parts(name, change):

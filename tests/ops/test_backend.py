@@ -1,11 +1,12 @@
 """Who computes, by context and by environment, and which autocast is left for it."""
 
 import importlib.util
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,6 @@ import pytest
 import torch
 from called_ops import Called
 from conftest import ROOT, needs_torch
-from torch.utils.data import DataLoader, Dataset
 
 import mmlaplace
 from mmlaplace.models.layers import TransformerBlock
@@ -209,23 +209,12 @@ def test_the_environment_is_read_and_another_name_is_refused(monkeypatch):
 
 
 def test_every_thread_has_its_own():
-    seen, entered, leave = [], threading.Event(), threading.Event()
-
-    def other():
-        seen.append(chosen())
-        with use_backend('native'):
-            entered.set()
-            leave.wait(600)
-            seen.append(current_backend())
-
-    with use_backend('reference'):
-        thread = threading.Thread(target=other)
-        thread.start()
-        entered.wait(600)
-        assert chosen() == 'reference'
-        leave.set()
-        thread.join()
-    assert seen == ['native', 'native']
+    with ThreadPoolExecutor(1) as other, use_backend('reference'):
+        assert other.submit(chosen).result() == 'native'
+        inner = use_backend('native')
+        other.submit(inner.__enter__).result()
+        assert (other.submit(current_backend).result(), chosen()) == ('native', 'reference')
+        other.submit(inner.__exit__, None, None, None).result()
 
 
 def test_a_checkpoint_computes_again_with_the_backend_of_the_forward(monkeypatch):
@@ -241,19 +230,10 @@ def test_a_checkpoint_computes_again_with_the_backend_of_the_forward(monkeypatch
     assert not any(isinstance(call, torch._ops.OpOverload) for call in calls)
 
 
-class Chosen(Dataset):
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, index):
-        return chosen()
-
-
 @pytest.mark.slow
 def test_a_forked_worker_has_the_backend_of_its_parent():
-    with use_backend('reference'):
-        loader = DataLoader(Chosen(), num_workers=1, multiprocessing_context='fork')
-        assert [batch[0] for batch in loader] == ['reference'] * 2
+    with use_backend('reference'), multiprocessing.get_context('fork').Pool(1) as worker:
+        assert worker.apply(chosen) == 'reference'
 
 
 class Kernel(torch.nn.Module):

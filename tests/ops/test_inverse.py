@@ -182,7 +182,7 @@ def matrices(size=49):
 @pytest.mark.parametrize('per_batch', [False, True])
 @pytest.mark.parametrize(('factor', 'halve'), [(2.0, True), (1.8, False)])
 @pytest.mark.parametrize('size', [1, 7, 49, 257])
-def test_the_compiled_scale_is_that_of_ten_halvings(size, factor, halve, per_batch):
+def test_the_compiled_scale_is_that_of_ten_halvings_under_vmap_too(size, factor, halve, per_batch):
     mat, rule = matrices(size), dict(factor=factor, halve=halve, per_batch=per_batch)
     native = fitting('native', mat)
     scale = newton_start_scale(mat, **rule, backend=native)
@@ -190,7 +190,11 @@ def test_the_compiled_scale_is_that_of_ten_halvings(size, factor, halve, per_bat
     # Sums in another order. A halving more or less would be a factor of two.
     truth = newton_start_scale(mat, **rule, backend='reference')
     torch.testing.assert_close(scale, truth, rtol=1e-12, atol=0)
-    assert not newton_start_scale(mat.requires_grad_(), **rule).requires_grad
+    own = functools.partial(newton_start_scale, **rule)
+    each = torch.stack([own(one) for one in mat])
+    torch.testing.assert_close(torch.func.vmap(own)(mat), each)
+    torch.testing.assert_close(torch.func.vmap(own, in_dims=3)(mat.movedim(0, 3)), each)
+    assert not own(mat.requires_grad_()).requires_grad
     halves = newton_start_scale(mat.bfloat16(), **rule, backend=native)
     assert halves.dtype == torch.float32
 
@@ -253,18 +257,6 @@ def test_a_nan_reaches_the_matrices_that_share_the_scale(per_batch, backend):
     assert newton_start_scale(
         mat[:0], 2.0, halve=True, per_batch=per_batch, backend=backend
     ).shape == (0,)
-
-
-@pytest.mark.parametrize('per_batch', [False, True])
-def test_the_scale_under_vmap_is_that_of_each(per_batch):
-    mat = matrices(7)
-
-    def scale(mat):
-        return newton_start_scale(mat, 2.0, halve=True, per_batch=per_batch)
-
-    each = torch.stack([scale(one) for one in mat])
-    torch.testing.assert_close(torch.func.vmap(scale)(mat), each)
-    torch.testing.assert_close(torch.func.vmap(scale, in_dims=3)(mat.movedim(0, 3)), each)
 
 
 @pytest.mark.sampled(4)

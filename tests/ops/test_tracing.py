@@ -115,7 +115,8 @@ class AllOps(torch.nn.Module):
 @needs_compile
 @pytest.mark.parametrize('device', DEVICES)
 @pytest.mark.parametrize('backend', ['auto', pytest.param('reference', marks=pytest.mark.thorough)])
-@pytest.mark.parametrize('dynamic', [None, True])  # sizes are symbols after a change, or at once
+# Sizes are symbols after a change, or at once.
+@pytest.mark.parametrize('dynamic', [None, pytest.param(True, marks=pytest.mark.thorough)])
 def test_compile_in_one_graph_for_any_size(backend, device, dynamic):
     bandwidth = torch.nn.Parameter(torch.tensor([[[2.0]], [[3.0]], [[4.0]]], device=device))
 
