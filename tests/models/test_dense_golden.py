@@ -150,35 +150,44 @@ def slim(part):
 MODELS_OF = {
     'ravlt_mask_rcnn': (
         'detection/ravlt/mask-rcnn_ravlt-tiny_fpn_1x_coco',
-        narrow((16, 32, 48, 64), (1, 1, 2, 1), (1, 2, 3, 4), (3.5,) * 4)),
+        narrow((16, 32, 48, 64), (1, 1, 2, 1), (1, 2, 3, 4), (3.5,) * 4),
+    ),
     'mlla_mask_rcnn': (
         'detection/mlla/mask-rcnn_mlla-tiny_fpn_ms-1x_coco',
-        narrow((16, 32, 64, 128), (1, 1, 2, 1), (1, 2, 4, 8))),
+        narrow((16, 32, 64, 128), (1, 1, 2, 1), (1, 2, 4, 8)),
+    ),
     'agent_swin_cascade': (
         'detection/agent/cascade-mask-rcnn_agent-swin-tiny_fpn_ms-1x_coco',
-        narrow((16, 32, 64, 128), (1, 1, 2, 2), (1, 2, 4, 8))),
+        narrow((16, 32, 64, 128), (1, 1, 2, 2), (1, 2, 4, 8)),
+    ),
     'pvt_retinanet': (
         'detection/pvt/retinanet_pvt-tiny_fpn_1x_coco',
-        narrow((16, 32, 40, 64), (1, 1, 2, 1), (1, 2, 5, 8), (8, 8, 4, 4))),
+        narrow((16, 32, 40, 64), (1, 1, 2, 1), (1, 2, 5, 8), (8, 8, 4, 4)),
+    ),
     'swin_upernet': (
         'segmentation/swin/swin-tiny_upernet_8xb2-160k_ade20k-512x512',
-        narrow((16, 32, 64, 128), (2, 1, 2, 2), (1, 2, 4, 8))),
+        narrow((16, 32, 64, 128), (2, 1, 2, 2), (1, 2, 4, 8)),
+    ),
     'xcit_fpn': (
         'segmentation/xcit/xcit-t12-p16_fpn_8xb2-80k_ade20k-512x512',
-        narrow((32,), (4,), (4,), (4,))),
+        dict(embed_dims=(32,), depths=(4,), num_heads=(4,), ffn_ratios=(4,)),
+    ),
     'efficientvit_b': (
         'segmentation/efficientvit/efficientvit-b1_seghead_8xb2-160k_ade20k-512x512',
-        narrow((16, 32, 48, 64), (1, 2, 1, 1), (1, 2, 3, 4))),
+        narrow((16, 32, 48, 64), (1, 2, 1, 1), (1, 2, 3, 4)),
+    ),
     'efficientvit_l': (
         'segmentation/efficientvit/efficientvit-l1_seghead_8xb2-160k_ade20k-512x512',
-        narrow((16, 32, 48, 64), (1, 1, 2, 1), (1, 1, 1, 2), (4, 4, 4, 6))),
+        narrow((16, 32, 48, 64), (1, 1, 2, 1), (1, 1, 1, 2), (4, 4, 4, 6)),
+    ),
     'mobilevitv2_deeplabv3': (
         'segmentation/mobilevitv2/mobilevitv2-050_deeplabv3_4xb4-152k_ade20k-512x512',
-        narrow((64, 128, 192, 256), (1, 2, 4, 3), (1, 2, 3, 4), (2,) * 4)),
-}  # fmt: skip
+        narrow((64, 128, 192, 256), (1, 2, 4, 3), (1, 2, 3, 4), (2,) * 4),
+    ),
+}
 
 
-def outputs(name, path):
+def outputs(name, path, swapped=()):
     """What our model of a config gives for the image, with the weights of the authors' file."""
     golden = np.load(GOLDEN / f'{name}.npz')
     config, arch = MODELS_OF[name]
@@ -198,10 +207,15 @@ def outputs(name, path):
     task = config.split('/')[0]
     apis = pytest.importorskip(dict(detection='mmdet.apis', segmentation='mmseg.apis')[task])
     model = revert_sync_batchnorm(toolbox_model(cfg)).eval()
+    weights = weights_of(golden['names'])
+    for first, second in [swapped] if swapped else ():
+        starting = [key for key in weights if key.startswith(first)]
+        assert starting
+        for key in starting:
+            other = second + key[len(first) :]
+            weights[key], weights[other] = weights[other], weights[key]
     # As mmcv 1 writes it.
-    torch.save(
-        dict(meta=dict(epoch=12, CLASSES=('a', 'b')), state_dict=weights_of(golden['names'])), path
-    )
+    torch.save(dict(meta=dict(epoch=12, CLASSES=('a', 'b')), state_dict=weights), path)
     load_weights(model, path)
     steps = [step for step in cfg.test_pipeline if step.type != 'LoadAnnotations']
     steps[1].scale = SIDES[::-1]  # the authors' pipelines have no other step that changes pixels
@@ -240,6 +254,23 @@ def in_units(boxes, scores, labels):
 @pytest.mark.parametrize('name', MODELS_OF)
 def test_converted_models_give_the_authors_outputs(name, tmp_path):
     check(*outputs(name, tmp_path / 'theirs.pth'))
+
+
+@pytest.mark.parametrize(('name', 'swapped'), [
+    ('ravlt_mask_rcnn', ('backbone.layers.2.blocks.0.norm1.', 'backbone.layers.2.blocks.0.norm2.')),
+    ('ravlt_mask_rcnn', ('neck.fpn_convs.0.', 'neck.fpn_convs.1.')),
+    ('ravlt_mask_rcnn', ('roi_head.mask_head.convs.0.', 'roi_head.mask_head.convs.2.')),
+    # Masks are the mean of three heads, whose order does not count.
+    ('agent_swin_cascade', ('roi_head.bbox_head.0.', 'roi_head.bbox_head.2.')),
+    ('xcit_fpn', ('neck.lateral_convs.1.', 'neck.lateral_convs.2.')),
+    ('mobilevitv2_deeplabv3',
+     ('seg_head.aspp.aspp_layer.convs.1.', 'seg_head.aspp.aspp_layer.convs.2.')),
+    ('efficientvit_b', ('head.middle.op_list.0.', 'head.middle.op_list.2.')),
+])  # fmt: skip
+def test_tensors_of_one_shape_in_each_others_place_are_seen(name, swapped, tmp_path):
+    golden, found = outputs(name, tmp_path / 'theirs.pth', swapped)
+    with pytest.raises(AssertionError):
+        check(golden, found)
 
 
 @pytest.mark.parametrize('config', [
