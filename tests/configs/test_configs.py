@@ -334,7 +334,7 @@ def test_size_has_the_published_parameters_and_cost(path):
 DENSE = [path for path in ZOO if path not in CLASSIFIERS]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_imagenet_weights_of_the_authors_fit_detectors_and_segmentors():
     found = set()
     for path in DENSE:

@@ -52,7 +52,10 @@ def test_sides_shorter_than_the_landmarks_have_fewer():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['LaplacianFormer', 'SOFT', 'PolaFormerSwin'])
+@pytest.mark.parametrize('name', [
+    'LaplacianFormer',
+    *(pytest.param(name, marks=pytest.mark.thorough) for name in ('SOFT', 'PolaFormerSwin')),
+])  # fmt: skip
 def test_a_backbone_leaves_for_any_batch(name):
     backbone = MODELS.build(dict(type=name, arch='micro', img_size=64, out_indices=-1)).eval()
     quiet_init(backbone)
