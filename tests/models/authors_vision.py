@@ -9,6 +9,8 @@ from mmlaplace.models.backbones.agent import AGENT
 from mmlaplace.models.backbones.circulant import CIRCULANT
 from mmlaplace.models.backbones.flatten import FLATTEN
 from mmlaplace.models.backbones.inline import INLINE
+from mmlaplace.models.backbones.polaformer import POLA
+from mmlaplace.models.backbones.soft import ATTENTION as SOFT_NAMES
 from mmlaplace.models.backbones.vit3 import TTT
 
 
@@ -86,6 +88,12 @@ def inline_kernel(value):
     return dict(kernel={'leakyrelu': 'leaky_relu'}.get(value, value))
 
 
+# A Newton iteration that is unrolled and one whose gradient is implicit agree as far as it has
+# converged.
+SOFT = dict(
+    type='SOFTAttention', settings={'in:ratio': 'pool_ratio', 'in:conv_size': 'lepe_kernel'},
+    names=SOFT_NAMES, gradient=2e-2,
+)  # fmt: skip
 GATED = {'qkvo.': ('qkv.', linear), 'lepe.': 'lepe.conv.', 'proj.': ('proj.', linear)}
 AUTHORS = {
     'flatten': dict(
@@ -119,6 +127,9 @@ AUTHORS = {
         type='NaLaAttention', options=dict(directions='cosine', rope=False, lepe_kernel=0),
         names={'qkv.': ('qkv.', with_open_gate), 'out_proj.': 'proj.', 'ln.': 'norm.'},
     ),
+    'soft_attention': dict(SOFT, options=dict(normalized=False)),
+    'softpp_attention': dict(SOFT, options=dict(newton_start_per='batch')),
+    'pola_attention': dict(type='PolaAttention', names=POLA),
     'pola_pp': dict(
         type='PolaPPAttention',
         names={'qkvg.': 'qkv.', 'lepe.': 'lepe.conv.', 's1': ('same_temperature', first),

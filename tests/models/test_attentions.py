@@ -9,14 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmengine.registry import MODELS
 
+from mmlaplace.lab.compare.points import POINTS, Case
 from mmlaplace.models import BaseAttention, QKVAttention
 
 ATTENTIONS = registered(BaseAttention)
 # Without options each is as registered; its variants compute by other paths.
 CASES = [dict(type=name) for name in ATTENTIONS]
 CASES += [dict(v, type=name) for name in ATTENTIONS for v in MODELS.get(name).variants]
-# The authors' normalisation of the output, whose statistics are those of all images.
-WITH_BATCH_NORM = ('LiteMLA',)
 # Products and softmax of these are in half precision, as PyTorch fuses them, or parts are layers.
 PARTS_IN_HALF = (
     'AgentAttention', 'CrossShapedAttention', 'ELFATTAttention', 'LinformerAttention',
@@ -24,7 +23,6 @@ PARTS_IN_HALF = (
 )  # fmt: skip
 # Rounding turns the choice of some keys, which moves single outputs by more than a rounding.
 CHOOSES_KEYS = ('MiTAAttention',)
-MAPS = [(7, 7), (5, 9), (1, 1), (1, 6), (13, 4)]
 
 
 def each(cases):
@@ -56,69 +54,19 @@ def build(cfg, embed_dims=64, num_heads=2, input_resolution=(7, 7)):
     return attention.eval()
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(4)
 @each(CASES)
-@pytest.mark.parametrize('hw_shape', MAPS)
-def test_any_map_keeps_its_shape_and_gives_gradients(cfg, hw_shape):
-    attention = build(cfg)
-    x = torch.randn(2, hw_shape[0] * hw_shape[1], 64, requires_grad=True)
-    out = attention(x, hw_shape)
-    assert out.shape == x.shape
-    (out * torch.randn_like(out)).sum().backward()
-    for parameter_name, value in [('x', x), *attention.named_parameters()]:
-        assert value.grad is not None, parameter_name
-        assert torch.isfinite(value.grad).all(), parameter_name
-
-
-@pytest.mark.sampled(5)
-@each(CASES)
-def test_a_batch_without_images_gives_every_parameter_a_gradient(cfg):
-    # DistributedDataParallel waits for one of each, also from a process that got no image.
-    attention = build(cfg)
-    out = attention(torch.randn(0, 20, 64), (4, 5))
-    assert out.shape == (0, 20, 64)
-    out.sum().backward()
-    for name, parameter in attention.named_parameters():
-        assert parameter.grad is not None and not parameter.grad.any(), name
-
-
-@each(CASES)
-def test_an_image_depends_on_no_other_while_training(cfg):
-    attention = build(cfg).double().train()
-    x = torch.randn(3, 35, 64, dtype=torch.float64)
-    others = torch.cat([x[:1], 3 * torch.randn_like(x[1:])])
-    outs = []
-    for images in (x, others):
-        torch.manual_seed(1)  # some draw
-        outs.append(attention(images, (5, 7))[0])
-    # Products of a batch may be cut into other blocks.
-    alike = torch.allclose(*outs, atol=1e-10, rtol=0)
-    assert alike == (cfg['type'] not in WITH_BATCH_NORM)
-
-
-@each(CASES)
-def test_rows_and_columns_are_not_confused(cfg):
-    attention = build(cfg)
-    x = torch.randn(1, 12, 64)
-    order = torch.randperm(12)
-    if torch.allclose(attention(x, (3, 4))[:, order], attention(x[:, order], (3, 4)), atol=1e-5):
-        pytest.skip('knows no positions')
-    assert not torch.allclose(attention(x, (3, 4)), attention(x, (4, 3)), atol=1e-4)
-
-
-@pytest.mark.sampled(5)
-@each(CASES)
-@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
-def test_autocast_stays_close_to_fp32(cfg, dtype):
-    needs_a_cpu_of(dtype)
-    attention = build(cfg)
-    x = torch.randn(2, 49, 64, requires_grad=True)
-    exact = attention(x, (7, 7))
-    with torch.autocast('cpu', dtype=dtype):
-        out = attention(x, (7, 7))
-        out.float().sum().backward()  # torch discourages it here, and loops do it
-    assert x.grad.isfinite().all()
-    assert_near(cfg, out, exact, dtype)
+@pytest.mark.parametrize('point', ['any size', 'batch', 'positions', 'parameters', 'fp16', 'bf16'])
+def test_points_of_the_contract(cfg, point):
+    """Those of ``python -m mmlaplace compare`` that take no second, also under options."""
+    if point == 'fp16':
+        needs_a_cpu_of(torch.float16)
+    options = dict(cfg)
+    cls = MODELS.get(options.pop('type'))
+    # Landmarks that are drawn in training differ by the place of an image in its batch.
+    drawn = point == 'batch' and options.get('landmark_method') == 'random'
+    if not drawn and point not in cls.not_promised:
+        POINTS[point].check(Case(cls, options, file=''))
 
 
 @each([c for c in CASES if issubclass(MODELS.get(c['type']), QKVAttention)

@@ -64,7 +64,6 @@ LAP = 'LaplacianFormer'
     ('SOFT', dict(per_stage=dict(num_landmarks=(16, 9, 4, None), pool_ratio=(3, 2, 1, None))),
      'num_landmarks pool_ratio',
      [('SOFT', 16, 3), ('SOFT', 9, 2), ('SOFT', 4, 1), ('Softmax', None, None)]),
-    # None is no change.
     # The rule holds inside of windows, for the attention there, wherever they come from.
     (LAP, dict(type='WindowAttention', attn_cfg=dict(rope=False)), 'rope lepe_kernel window_size',
      [('Softmax', False, 3, 7)] * 4),
@@ -98,6 +97,13 @@ def test_options_reach_the_attentions_by_one_rule(backbone, attn_cfg, names, exp
     ('PVT', dict(lepe_filters='head'), "lepe_filters='head'"),
     ('PVT', dict(rope=True, rope_on='features', per_stage=dict(sr_ratio=(1, 1, 1, 1))),
      "rope_on='query_key'"),
+    *((LAP, dict(SOFTMAX, first_blocks=count), f'first_blocks must be a positive number of blocks, '
+       f'got {count}') for count in (0, True)),
+    *((LAP, alone, 'alone, which changes nothing') for alone in (
+        dict(first_blocks=2), [None, dict(first_blocks=2), None, None],
+        dict(per_stage=dict(first_blocks=(2, 2, 2, 2))))),
+    ('Swin', dict(attn_cfg=dict(type='PolaAttention', first_blocks=2)),
+     'first_blocks=2 has no effect in the attn_cfg of'),
 ])  # fmt: skip
 def test_values_that_would_be_lost_are_quoted(backbone, attn_cfg, quoted):
     with pytest.raises(ValueError, match=re.escape(quoted)):
@@ -165,28 +171,6 @@ def test_a_constructor_that_hands_nothing_on_takes_nothing_of_the_frame():
     assert not {'rope', 'sr_ratio', 'gate'} & set(fixed)
     backbone = build('LaplacianFormer', attn_cfg=dict(type=Own))
     assert backbone.stages[0]['blocks'][0].attn.lepe is None
-
-
-def test_a_number_of_first_blocks_below_one_is_quoted():
-    for count in (0, True):
-        attn_cfg = dict(type='InLineAttention', first_blocks=count)
-        with pytest.raises(ValueError, match=f'first_blocks must be a positive .*got {count}'):
-            MODELS.build(dict(type='ViT', arch='tiny', attn_cfg=attn_cfg))
-
-
-@pytest.mark.parametrize('attn_cfg', [
-    dict(first_blocks=2), [None, dict(first_blocks=2), None, None],
-    dict(per_stage=dict(first_blocks=(2, 2, 2, 2))),
-])  # fmt: skip
-def test_first_blocks_with_nothing_to_get_are_quoted(attn_cfg):
-    with pytest.raises(ValueError, match='first_blocks.* alone, which changes nothing'):
-        MODELS.build(dict(type='LaplacianFormer', arch='tiny', attn_cfg=attn_cfg))
-
-
-def test_first_blocks_inside_of_an_attention_around_another_are_quoted():
-    inside = dict(attn_cfg=dict(type='PolaAttention', first_blocks=2))
-    with pytest.raises(ValueError, match='first_blocks=2 has no effect in the attn_cfg of'):
-        MODELS.build(dict(type='Swin', arch='micro', attn_cfg=inside))
 
 
 def test_only_blocks_with_an_attention_count_as_first_blocks():

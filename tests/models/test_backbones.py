@@ -3,6 +3,7 @@
 import re
 from itertools import accumulate
 from operator import mul
+from unittest import mock
 
 import pytest
 import torch
@@ -13,8 +14,7 @@ from mmcv.cnn import fuse_conv_bn
 from mmengine.registry import MODELS
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from mmlaplace.models import CSWin, PVTv2, PyramidBackbone
-from mmlaplace.models.backbones.cswin import CSWinBlock
+from mmlaplace.models import PVTv2, PyramidBackbone
 from mmlaplace.models.backbones.dinov2 import resize_longer
 
 BACKBONES = registered(PyramidBackbone)
@@ -68,19 +68,9 @@ def test_maps_of_any_image_have_the_strides(name, size):
 
 
 @pytest.mark.parametrize('name', BACKBONES)
-def test_a_batch_gives_what_its_images_give_alone(name):
-    backbone = build(name).double().eval()
-    images = torch.randn(3, 3, 64, 80, dtype=torch.float64)
-    for i, together in enumerate(backbone(images)):
-        alone = torch.cat([backbone(image[None])[i] for image in images])
-        torch.testing.assert_close(together, alone, atol=1e-9, rtol=0)
-
-
-@pytest.mark.parametrize('name', BACKBONES)
 @pytest.mark.parametrize('out_indices', [(0, 1, 2, 3), (3,), (1, 2)])
 def test_every_parameter_gets_a_gradient(name, out_indices):
-    last = len(strides(name)) - 1
-    out_indices = tuple(sorted({min(i, last) for i in out_indices}))
+    out_indices = tuple(sorted({min(i, len(strides(name)) - 1) for i in out_indices}))
     backbone = build(name, out_indices=out_indices)
     outs = backbone(torch.randn(2, 3, 64, 64))
     assert [out.shape[1] for out in outs] == [backbone.embed_dims[i] for i in out_indices]
@@ -88,33 +78,20 @@ def test_every_parameter_gets_a_gradient(name, out_indices):
     assert [n for n, p in backbone.named_parameters() if p.grad is None] == []
 
 
-def counted(block, calls):
-    """The forward of a block that may be computed again, which notes its calls."""
-    forward = block._forward
-
-    def noted(*args):
-        calls.append(id(block))
-        return forward(*args)
-
-    return noted
-
-
 @pytest.mark.parametrize('name', BACKBONES)
 def test_checkpointing_computes_blocks_again_and_changes_nothing(name):
     plain, saving = build(name), build(name, with_cp=True)
     saving.load_state_dict(plain.state_dict())
-    images, calls = torch.randn(2, 3, 64, 64), []
+    images = torch.randn(2, 3, 64, 64)
     for backbone, passes in ((plain, 1), (saving, 2)):
-        for stage in backbone.stages:
-            for block in stage['blocks']:
-                block._forward = counted(block, calls)
-        calls.clear()
+        blocks = [block for stage in backbone.stages for block in stage['blocks']]
+        for block in blocks:  # what may be computed again
+            block._forward = mock.Mock(wraps=block._forward)
         sum(out.square().mean() for out in backbone.train()(images)).backward()
-        assert set(calls) and {calls.count(block) for block in calls} == {passes}
-        calls.clear()
+        assert {block._forward.call_count for block in blocks} == {passes}
         with torch.no_grad():
             backbone(images)
-        assert {calls.count(block) for block in calls} == {1}
+        assert {block._forward.call_count for block in blocks} == {passes + 1}
     for (parameter_name, a), b in zip(plain.named_parameters(), saving.parameters()):
         torch.testing.assert_close(a.grad, b.grad, msg=parameter_name)
 
@@ -124,16 +101,13 @@ def test_checkpointing_computes_blocks_again_and_changes_nothing(name):
 def test_frozen_stages_stay_frozen(name, frozen_stages):
     frozen_stages = min(frozen_stages, len(strides(name)))
     backbone = build(name, frozen_stages=frozen_stages, drop_path_rate=0.5).train()
-    frozen = {n for n, p in backbone.named_parameters() if not p.requires_grad}
-    expected = set()
-    if frozen_stages >= 0:
-        stem = ('stages.0.patch_embed.', 'stages.0.position.')
-        expected |= {n for n, _ in backbone.named_parameters() if n.startswith(stem)}
+    starts = ['stages.0.patch_embed.', 'stages.0.position.'] * (frozen_stages >= 0)
     for i in range(frozen_stages):
-        prefixes = (f'stages.{i}.', f'norm{i}.')
-        expected |= {n for n, _ in backbone.named_parameters() if n.startswith(prefixes)}
+        starts += [f'stages.{i}.', f'norm{i}.']
         assert not backbone.stages[i].training
-    assert frozen == expected
+    for parameter_name, parameter in backbone.named_parameters():
+        frozen = parameter_name.startswith(tuple(starts))
+        assert parameter.requires_grad != frozen, parameter_name
 
 
 @pytest.mark.parametrize('name', BACKBONES)
@@ -156,8 +130,7 @@ def test_checkpoint_round_trip_at_another_resolution(name, tmp_path):
     # Positions that were resized on loading are the forward's at the size of the model alone.
     sized = any(hasattr(module, 'resize_weight') for module in trained.modules())
     images = torch.randn(1, 3, 96, 96 if sized else 128)
-    for a, b in zip(trained(images), loaded(images)):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(loaded(images), trained(images))
 
 
 @pytest.mark.parametrize('name', BACKBONES)
@@ -165,11 +138,13 @@ def test_layer_depths_rise_from_stem_to_end(name):
     backbone = build(name, out_norms=True)
     last = len(strides(name)) - 1
     total = sum(backbone.depths) + 2
-    names = [n for n, _ in backbone.named_parameters()]
-    depths = {n: backbone.get_layer_depth(f'backbone.{n}', 'backbone.') for n in names}
+    depths = {
+        n: backbone.get_layer_depth(f'backbone.{n}', 'backbone.')
+        for n, _ in backbone.named_parameters()
+    }
     assert {count for _, count in depths.values()} == {total}
     assert {depth for depth, _ in depths.values()} == set(range(total))
-    in_order = [depths[n][0] for n in depths if n.startswith('stages.')]
+    in_order = [depth for n, (depth, _) in depths.items() if n.startswith('stages.')]
     assert in_order == sorted(in_order)
     stem = [depth for n, (depth, _) in depths.items() if n.startswith('stages.0.patch_embed.')]
     assert set(stem) == {0}
@@ -198,51 +173,6 @@ def test_drop_path_rises_to_its_rate_and_only_trains(name):
     assert torch.equal(backbone(images)[-1], backbone(images)[-1])
 
 
-@pytest.mark.parametrize('name', BACKBONES)
-@pytest.mark.parametrize(('kwargs', 'message'), [
-    (dict(arch='gigantic'), "no arch 'gigantic'; give one of .*"),
-    (dict(arch=dict(embed_dims=(16,) * 4)), 'missing: .*depths'),
-    (dict(arch=dict(depths=(1, 1))), r"arch\['depths'\].*\(1, 1\)"),
-    (dict(arch=dict(ffn_ratios=2)), r"arch\['ffn_ratios'\].*got 2"),
-    (dict(arch=dict(depths=(0, 1, 1, 1))), r'positive.*\(0[,)]'),
-    (dict(img_size=0), 'img_size must be a positive .* got 0'),
-    (dict(out_norms='BN'), r"out_norms must be .*dict\(type='BN'\), got 'BN'"),
-    (dict(drop_path_rate=1.0), 'got 1.0'),
-    (dict(drop_path_rate=-0.1), 'got -0.1'),
-    (dict(drop_path_rate=[0.0, 0.1]), r'got \[0.0, 0.1\]'),
-    (dict(arch=dict(num_heads=(3, 2, 5, 3))), r'\((16|24|48|64)\).*num_heads \([35]\)'),
-    (dict(out_indices=(0, 4)), r'0 to {last}, .*got \(0, 4\)'),
-    (dict(frozen_stages=5), 'frozen_stages must be -1 to {stages}, got 5'),
-    (dict(attn_cfg=dict(per_stage=dict(init_cfg=[4] * 5))), r'one entry .*\[4, 4, 4, 4, 4\]'),
-])  # fmt: skip
-def test_bad_options_are_quoted(name, kwargs, message):
-    stages = len(strides(name))
-    message = message.replace('{last}', str(stages - 1)).replace('{stages}', str(stages))
-    if isinstance(kwargs.get('arch'), dict) and 'missing' not in message:
-        changes = dict(kwargs['arch'])
-        if changes.get('depths') != (1, 1):  # the one that is to have the wrong number of stages
-            changes = {k: v[:stages] if isinstance(v, tuple) else v for k, v in changes.items()}
-        kwargs = dict(arch=dict(small(name), **changes))
-    with pytest.raises(ValueError, match=message):
-        build(name, **kwargs)
-
-
-@pytest.mark.parametrize('name', BACKBONES)
-def test_the_dropout_rate_reaches_every_ffn(name):
-    dropouts = [m for n, m in build(name, drop_rate=0.1).named_modules() if '.ffn.' in n]
-    assert {module.p for module in dropouts if isinstance(module, nn.Dropout)} == {0.1}
-
-
-def test_a_block_of_cswin_has_all_branches_of_blocks():
-    """Also around an attention that reads the tokens before the norm."""
-    attn_cfg = dict(type='InLineAttention', embed_dims=16, num_heads=2, input_resolution=(4, 4),
-                    filters_from='residual')  # fmt: skip
-    block = CSWinBlock(16, attn_cfg, layer_scale=0.5, cpe_kernels=(3, 3))
-    quiet_init(block)
-    block(torch.randn(2, 16, 16), hw_shape=(4, 4)).square().sum().backward()
-    assert all(weight.grad is not None for weight in block.parameters())
-
-
 def test_fusing_convolutions_and_batch_norms_changes_no_map():
     """mmcv merges a BatchNorm into the convolution that is registered before it."""
     backbone = build('XCiTBackbone', norm_cfg=dict(type='BN'))
@@ -255,26 +185,13 @@ def test_fusing_convolutions_and_batch_norms_changes_no_map():
     with torch.no_grad():
         expected = backbone.eval()(images)
         fused = fuse_conv_bn(backbone)(images)
-    for ours, theirs in zip(fused, expected):
-        # The BatchNorm's scale is multiplied into rounded weights.
-        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    # The BatchNorm's scale is multiplied into rounded weights.
+    torch.testing.assert_close(fused, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_four_widths_of_stripes_are_refused_and_a_stem_has_no_norm_of_its_stage():
-    with pytest.raises(ValueError, match=r'three widths, .*got \(1, 2, 7, 7\)'):
-        CSWin('micro', stripe_widths=(1, 2, 7, 7))  # as in the authors' configs
+def test_a_stem_has_no_norm_of_its_stage():
     trained = PVTv2('b0', stage_norms=True, frozen_stages=0).stages[0]['norm'].parameters()
     assert all(parameter.requires_grad for parameter in trained)
-
-
-@pytest.mark.parametrize(('name', 'options', 'said'), [
-    ('ViT', dict(with_dist_token=True, with_cls_token=False), 'with_dist_token=True needs a class'),
-    ('DINOv2', dict(num_registers=-1), 'num_registers must be .* got -1'),
-    ('SwinV2', dict(pretrained_windows=(12, 12)), r'pretrained_windows must .* got \(12, 12\)'),
-])  # fmt: skip
-def test_tokens_and_windows_that_do_not_fit_are_quoted(name, options, said):
-    with pytest.raises(ValueError, match=said):
-        build(name, **options)
 
 
 def test_a_graph_of_any_size_refuses_positions_that_are_resized_by_a_factor():

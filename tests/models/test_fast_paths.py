@@ -106,13 +106,10 @@ CHANGES = {
     'strided': strided,
     'pruned': each_part(lambda part: prune.l1_unstructured(part, 'weight', 0.5)),
     'hooked': each_part(lambda p: p.register_forward_hook(lambda module, inputs, out: 1.1 * out)),
-    'hooked backward': each_part(
-        lambda p: p.register_full_backward_hook(
-            lambda module, inputs, outs: None if inputs[0] is None else (1.1 * inputs[0],)
-        )
-    ),
+    'hooked backward': each_part(lambda p: p.register_full_backward_hook(
+        lambda module, inputs, outs: None if inputs[0] is None else (1.1 * inputs[0],))),
     'partly frozen': partly_frozen,
-}
+}  # fmt: skip
 each_change = pytest.mark.parametrize('change', CHANGES.values(), ids=CHANGES)
 
 
@@ -134,11 +131,6 @@ def assert_same(found, expected):
             assert (a - b).abs().max() <= OF_LARGEST * b.abs().max()
 
 
-def built(name):
-    cfg = dict(type=name, embed_dims=16, num_heads=2, input_resolution=HW)
-    return MODELS.build(cfg)
-
-
 def pair(model):
     """A model, and one with the same weights whose FFNs compute layer by layer."""
     plain = copy.deepcopy(model)
@@ -156,12 +148,15 @@ def test_an_ffn_is_its_layers_one_after_the_other(act, change):
     assert_same(results(ffn, change), results(plain, change))
 
 
+@pytest.mark.sampled(4)
 @each_change
 @pytest.mark.parametrize('name', registered(BaseAttention))
 def test_an_attention_is_its_parts(name, change):
     if name == 'CrossShapedAttention' and change is CHANGES['pruned']:
         pytest.skip('it reads the filters of its convolution, which pruning renews in a call of it')
-    attention, plain = pair(built(name))
+    attention, plain = pair(
+        MODELS.build(dict(type=name, embed_dims=16, num_heads=2, input_resolution=HW))
+    )
     found = results(attention, change)
     with use_backend('reference'):
         assert_same(found, results(plain, change))
@@ -199,7 +194,7 @@ def gradients(function, x, weights, create_graph=False):
 
 @pytest.mark.parametrize('form', ['none', 'tanh'])
 @pytest.mark.parametrize('by', ['autocast', 'weights'])
-def test_inference_in_bf16_is_that_of_fp32(monkeypatch, form, by):
+def test_inference_in_bf16_is_that_of_fp32(form, by):
     ffn, x = FFN(16, 4, act_cfg=dict(type='GELU', approximate=form)), torch.randn(2, 600, 16)
     with torch.no_grad():
         expected = plain(ffn, x)
@@ -221,45 +216,31 @@ def test_an_ffn_in_blocks_has_the_plain_ones_values_and_gradients(
 ):
     monkeypatch.setattr(gelu_ffn, 'LARGE_BYTES', large)
     ffn = FFN(16, 4, act_cfg=dict(type='GELU', approximate=form))
-    x = torch.randn(2, 600, 16, requires_grad=True)
-    with torch.no_grad(), use_backend(backend):
-        # Sums of 64 products of order 1 in fp32.
-        torch.testing.assert_close(ffn(x, (20, 30)), plain(ffn, x), atol=1e-5, rtol=1e-5)
-    weights = list(ffn.parameters())
+    x, weights = torch.randn(2, 600, 16, requires_grad=True), list(ffn.parameters())
+    truth = gradients(lambda x: plain(ffn, x), x, weights)
     with use_backend(backend):
+        with torch.no_grad():
+            # Sums of 64 products of order 1 in fp32.
+            torch.testing.assert_close(ffn(x, (20, 30)), plain(ffn, x), atol=1e-5, rtol=1e-5)
         ours = gradients(lambda x: ffn(x, (20, 30)), x, weights)
-    for a, b in zip(ours, gradients(lambda x: plain(ffn, x), x, weights)):
-        torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-4)  # sums over 1,200 tokens
+    torch.testing.assert_close(ours, truth, atol=1e-3, rtol=1e-4)  # sums over 1,200 tokens
 
 
-@pytest.mark.parametrize('times', [1, 2], ids=['once', 'twice by the same weights'])
-def test_second_derivatives_of_an_ffn_in_blocks(monkeypatch, times):
-    monkeypatch.setattr(gelu_ffn, 'LARGE_BYTES', 0)
+def test_second_derivatives_of_an_ffn_that_is_called_twice():
     ffn, x = FFN(8, 2), torch.randn(1, 200, 8, requires_grad=True)
-    weights = [ffn.layers[0].weight, ffn.layers[3].weight]
-
-    def second(function):
-        def repeated(x):
-            for _ in range(times):
-                x = function(x)
-            return x
-
-        first = gradients(repeated, x, weights, create_graph=True)
-        return torch.autograd.grad(sum(grad.sin().sum() for grad in first), [x, *weights])
-
-    for a, b in zip(second(lambda x: ffn(x, (10, 20))), second(lambda x: plain(ffn, x))):
-        torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)  # of sines of sums over 200 tokens
+    weights, found = [ffn.layers[0].weight, ffn.layers[3].weight], []
+    for one in (lambda x: ffn(x, (10, 20)), lambda x: plain(ffn, x)):
+        first = gradients(lambda x, one=one: one(one(x)), x, weights, create_graph=True)
+        found.append(torch.autograd.grad(sum(grad.sin().sum() for grad in first), [x, *weights]))
+    torch.testing.assert_close(*found, atol=1e-3, rtol=1e-3)  # of sines of sums over 200 tokens
 
 
 def test_training_keeps_no_hidden_map_where_that_is_large(monkeypatch):
-    kept = {}
-    for large in (0, 1 << 40):
+    ffn, x = FFN(8, 4), torch.randn(1, 400, 8, requires_grad=True)
+    for large, most in ((0, 400 * 8), (1 << 40, 400 * 32)):
         monkeypatch.setattr(gelu_ffn, 'LARGE_BYTES', large)
-        ffn, x = FFN(8, 4), torch.randn(1, 400, 8, requires_grad=True)
-        sizes = []
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda t, sizes=sizes: (sizes.append(t.numel()), t)[1], lambda t: t
-        ):
+        kept = []
+        hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)  # noqa: B023
+        with hooks:
             ffn(x, (20, 20))
-        kept[large] = max(sizes)
-    assert kept == {0: 400 * 8, 1 << 40: 400 * 32}
+        assert max(tensor.numel() for tensor in kept) == most

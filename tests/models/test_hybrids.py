@@ -20,19 +20,13 @@ HOSTS = {
     'DeiT': dict(type='ViT', arch=VIT, img_size=64),
     'DeiT distilled': dict(type='ViT', arch=VIT, img_size=64, with_dist_token=True),
     'DeiT III': dict(type='ViT', arch=VIT, img_size=64, layer_scale=1e-4),
-    'CLIP': dict(
-        type='ViT',
-        arch=VIT,
-        img_size=64,
-        smooth_positions=True,
-        position_norm=True,
-        act_cfg=dict(type='QuickGELU'),
-    ),
+    'CLIP': dict(type='ViT', arch=VIT, img_size=64, smooth_positions=True, position_norm=True,
+                 act_cfg=dict(type='QuickGELU')),
     'SigLIP': dict(type='ViT', arch=VIT, img_size=64, with_cls_token=False),
     'Swin': dict(type='Swin', arch=PYRAMID, img_size=64),
     'SwinV2': dict(type='SwinV2', arch=PYRAMID, img_size=64),
     'PVTv2': dict(type='PVTv2', arch=PYRAMID, img_size=64),
-}
+}  # fmt: skip
 
 
 def build(cfg, seed=0):
@@ -70,8 +64,7 @@ def test_kept_blocks_stay_softmax_with_their_weights_at_any_size(host):
     for prefix in ('cls_tokens', 'class_tokens'):  # and registers
         assert getattr(new, prefix) == getattr(old, prefix)
     images = torch.randn(1, 3, 84, 112)
-    for own, wanted in zip(new(images), old(images)):
-        torch.testing.assert_close(own, wanted)
+    torch.testing.assert_close(new(images), old(images))
 
 
 def test_a_hybrid_keeps_changed_options_of_softmax():
@@ -125,13 +118,9 @@ def test_savings_of_blocks_add_up_to_that_of_the_whole():
     whole = dict(softmax=40.0, linear=27.0)  # twice as much as the blocks alone
     plan = linearizing.choose(HARMS, dict(COSTS, whole=whole), budget=0.8)
     assert (plan.linear, plan.time) == (['c', 'b'], pytest.approx(1 - 8 / 40))
+    assert linearizing.choose(HARMS, COSTS, keep=2).keep == ['a', 'b']  # the most harmful
     slower = dict(softmax=20.0, linear=21.0)
     assert linearizing.choose(HARMS, dict(COSTS, whole=slower), keep=3).time == 0.95
-
-
-def test_the_most_harmful_blocks_are_kept():
-    assert linearizing.choose(HARMS, COSTS, keep=2).keep == ['a', 'b']
-    assert linearizing.choose(HARMS, COSTS, keep=3).linear == ['c']
 
 
 @pytest.mark.parametrize('factor, linear', [(0.9, 'cb'), (1.05, 'ba'), (1.2, 'cba')])
@@ -189,21 +178,6 @@ def test_the_harm_of_a_block_is_that_of_the_hybrid_and_falls_with_training(host)
     assert harm == pytest.approx(sum(errors).item() / len(errors), rel=1e-4)  # other order of sums
     after = dict([*old.state_dict().items(), *new.state_dict().items()])
     assert all(torch.equal(after[k], v) for k, v in before.items())
-
-
-def test_costs_are_medians_of_each_block_and_of_the_whole():
-    old, new, places = pair('DeiT')
-    ticks = iter(range(10000))
-
-    def timer(job, device):
-        job()
-        return float(next(ticks) % 7 + 1)
-
-    costs = linearizing.block_costs(new, old, places, images()[0], timer)
-    assert set(costs) == {'whole', 'softmax', 'linear'}
-    assert set(costs['whole']) == {'softmax', 'linear'}
-    assert list(costs['softmax']) == list(costs['linear']) == places
-    assert all(1 <= x <= 7 for kind in ('softmax', 'linear') for x in costs[kind].values())
 
 
 def test_an_interrupted_search_goes_on_and_other_content_is_refused(tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 """The options of backbones and attentions that users of the toolboxes and timm expect."""
 
+import re
+
 import pytest
 import torch
 import torch.nn as nn
@@ -7,7 +9,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from test_attentions import CASES, each
 from test_attentions import build as build_attention
-from test_backbones import BACKBONES, build, small
+from test_backbones import BACKBONES, SMALL, build, small
 
 from mmlaplace.models import BaseAttention, QKVAttention
 from mmlaplace.models.layers import DropPath
@@ -102,15 +104,32 @@ def test_act_cfg_sets_the_activation_of_every_ffn(name):
       for channels in (0, -3, 1.5, True)),
     (dict(norm_cfg=dict(eps=1e-6)), r"got \{'eps': 1e-06\}"), (dict(norm_cfg='LN'), "got 'LN'"),
     (dict(act_cfg=dict(type='Swash')), "'Swash', which is no activation .did you mean 'HSwish'"),
+    (dict(arch='gigantic'), "no arch 'gigantic'; give one of .*"),
+    (dict(arch=dict(embed_dims=(16,) * 4)), 'missing: .*depths'),
+    (dict(arch=dict(SMALL, depths=(1, 1))), r"arch\['depths'\].*\(1, 1\)"),
+    (dict(arch=dict(SMALL, ffn_ratios=2)), r"arch\['ffn_ratios'\].*got 2"),
+    (dict(arch=dict(SMALL, depths=(0, 1, 1, 1))), r'positive.*\(0,'),
+    (dict(arch=dict(SMALL, num_heads=(3, 2, 5, 3))), r'\(16\).*num_heads \(3\)'),
+    (dict(img_size=0), 'img_size must be a positive .* got 0'),
+    (dict(out_norms='BN'), r"out_norms must be .*dict\(type='BN'\), got 'BN'"),
+    *((dict(drop_path_rate=rate), f'got {re.escape(str(rate))}')
+      for rate in (1.0, -0.1, [0.0, 0.1])),
+    (dict(out_indices=(0, 4)), r'0 to 3, .*got \(0, 4\)'),
+    (dict(frozen_stages=5), 'frozen_stages must be -1 to 4, got 5'),
+    (dict(attn_cfg=dict(per_stage=dict(init_cfg=[4] * 5))), r'one entry .*\[4, 4, 4, 4, 4\]'),
+    (dict(type='ViT', with_dist_token=True, with_cls_token=False), 'True needs a class token'),
+    (dict(type='DINOv2', num_registers=-1), 'num_registers must be .* got -1'),
+    (dict(type='SwinV2', pretrained_windows=(12, 12)), r'pretrained_win.* got \(12, 12\)'),
+    # As in the authors' configs.
+    (dict(type='CSWin', stripe_widths=(1, 2, 7, 7)), r'three widths, .*got \(1, 2, 7, 7\)'),
+    (dict(type='ViT', cpe_kernel=3), 'cpe_kernel=3 .* set with_cls_token=False'),
 ])  # fmt: skip
 def test_options_that_cannot_be_are_quoted(options, quoted):
     with pytest.raises(ValueError, match=quoted):
-        build('LaplacianFormer', **options)
+        build(**{'name': options.pop('type', 'LaplacianFormer'), **options})
 
 
-def test_convolutions_in_the_place_of_positions_take_no_class_token():
-    with pytest.raises(ValueError, match='cpe_kernel=3 .* set with_cls_token=False'):
-        build('ViT', cpe_kernel=3)
+def test_convolutions_may_be_in_the_place_of_positions():
     backbone = build('ViT', cpe_kernel=3, with_cls_token=False)
     assert 'position' not in backbone.stages[0]
     assert backbone(torch.randn(1, 3, 32, 50))[0].shape[2:] == (2, 4)

@@ -180,8 +180,7 @@ def test_train_steps_reach_every_parameter_and_checkpointing_changes_nothing(nam
         kept.append(len(saved))
         results.append([p.grad.clone() for p in model.parameters()])
     assert kept[1] != kept[0] == kept[2]  # checkpointing was on, and off again
-    for plain, again in zip(*results[:2]):
-        torch.testing.assert_close(again, plain, **SAME)
+    torch.testing.assert_close(*results[:2], **SAME)
 
 
 @each

@@ -3,9 +3,9 @@
 Also run on the upstream set by .dev_scripts/check_upstream.sh.
 """
 
+import importlib
 import re
 
-import numpy as np
 import pytest
 import torch
 from conftest import ROOT, quiet_init, registered, toolbox_config, toolbox_model
@@ -14,6 +14,7 @@ from mmengine.model import revert_sync_batchnorm
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, DefaultScope
 
+from mmlaplace.commands.random_images import random_batch
 from mmlaplace.models import PyramidBackbone
 
 # All that have the four stages of the examples.
@@ -47,64 +48,35 @@ def train_step(model, data: dict) -> dict:
     return log_vars
 
 
-def build(toolbox: str, backbone: str):
+def detections(*shapes):
+    """Random images of several shapes, the last without an object."""
+    batches = [random_batch('mmdet', shape, 1, masks=True) for shape in shapes]
+    data = {key: [batch[key][0] for batch in batches] for key in batches[0]}
+    data['data_samples'][-1].gt_instances = data['data_samples'][-1].gt_instances[:0]
+    return data
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(('toolbox', 'settings', 'loss', 'data'), [
+    ('mmpretrain', {'head.in_channels': 64}, 'loss',
+     lambda: random_batch('mmpretrain', (64, 64), 2, masks=False)),
+    ('mmdet', {'neck.in_channels': [32, 48, 64]}, 'loss_cls',
+     lambda: detections((96, 128), (90, 100))),
+    # Padded as to 512 x 512, in a tenth of the time.
+    ('mmseg', {'neck.in_channels': [16, 32, 48, 64], 'data_preprocessor.size': (96, 96)},
+     'decode.loss_ce', lambda: random_batch('mmseg', (64, 96), 2, masks=False)),
+], ids=['mmpretrain', 'mmdet', 'mmseg'])  # fmt: skip
+@pytest.mark.parametrize('backbone', BACKBONES)
+def test_the_example_of_a_toolbox_trains(toolbox, settings, loss, data, backbone):
     registry = pytest.importorskip(f'{toolbox}.registry')
-    utils = pytest.importorskip(f'{toolbox}.utils')
-    utils.register_all_modules(init_default_scope=False)
+    importlib.import_module(f'{toolbox}.utils').register_all_modules(init_default_scope=False)
     config = Config.fromstring(example(toolbox), '.py')
     config.model.backbone.update(type=backbone, arch=SMALL, img_size=64, init_cfg=None)
-    return registry.MODELS, config
-
-
-def images(count: int, height: int, width: int) -> list:
-    return [torch.randint(0, 256, (3, height, width), dtype=torch.uint8) for _ in range(count)]
-
-
-def trained(toolbox, backbone, settings, data):
-    """The losses of a step of the example, with other settings of the model."""
-    models, config = build(toolbox, backbone)
     config.merge_from_dict({f'model.{key}': value for key, value in settings.items()})
     with DefaultScope.overwrite_default_scope(toolbox):
         # SyncBN needs several processes; a Runner replaces it too.
-        return train_step(revert_sync_batchnorm(models.build(config.model)), data())
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize('backbone', BACKBONES)
-def test_mmpretrain_trains_a_classifier(backbone):
-    def data():
-        from mmpretrain.structures import DataSample
-
-        samples = [DataSample().set_gt_label(i) for i in range(2)]
-        return dict(inputs=images(2, 64, 64), data_samples=samples)
-
-    assert 'loss' in trained('mmpretrain', backbone, {'head.in_channels': 64}, data)
-
-
-def detections(*shapes):
-    """Images with an object each, but the last, which has none."""
-    from mmdet.structures import DetDataSample
-    from mmdet.structures.mask import BitmapMasks
-    from mmengine.structures import InstanceData
-
-    samples = []
-    for shape in shapes:
-        sample, (height, width) = DetDataSample(metainfo=dict(img_shape=shape)), shape
-        objects = InstanceData(
-            bboxes=torch.tensor([[width / 4, height / 4, width / 2, height / 2]]),
-            labels=torch.tensor([3]), masks=BitmapMasks(np.ones((1, height, width)), height, width),
-        )  # fmt: skip
-        sample.gt_instances = objects[torch.tensor([shape != shapes[-1]])]
-        samples.append(sample)
-    return dict(inputs=[image for s in shapes for image in images(1, *s)], data_samples=samples)
-
-
-@pytest.mark.sampled(5)  # they take a second each, and differ in nothing but the backbone
-@pytest.mark.parametrize('backbone', BACKBONES)
-def test_mmdet_trains_a_detector(backbone):
-    settings = {'neck.in_channels': [32, 48, 64]}
-    data = lambda: detections((96, 128), (90, 100))  # noqa: E731
-    assert 'loss_cls' in trained('mmdet', backbone, settings, data)
+        model = revert_sync_batchnorm(registry.MODELS.build(config.model))
+        assert loss in train_step(model, data())
 
 
 @pytest.mark.parametrize('name', ['mask-rcnn', 'retinanet'])
@@ -114,20 +86,3 @@ def test_mini_detectors_train_on_images_of_many_shapes(name):
     cfg = toolbox_config(folder / f'{name}_laplacianformer-micro_fpn_mini.py')
     cfg.model.backbone.init_cfg = None
     train_step(toolbox_model(cfg), detections((96, 200), (180, 64), (33, 47)))
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize('backbone', BACKBONES)
-def test_mmseg_trains_a_segmentor(backbone):
-    def data():
-        from mmengine.structures import PixelData
-        from mmseg.structures import SegDataSample
-
-        samples = [SegDataSample(metainfo=dict(img_shape=(64, 96))) for _ in range(2)]
-        for sample in samples:
-            sample.gt_sem_seg = PixelData(data=torch.randint(0, 150, (1, 64, 96)))
-        return dict(inputs=images(2, 64, 96), data_samples=samples)
-
-    # Padded as to 512 x 512, in a tenth of the time.
-    settings = {'neck.in_channels': [16, 32, 48, 64], 'data_preprocessor.size': (96, 96)}
-    assert 'decode.loss_ce' in trained('mmseg', backbone, settings, data)

@@ -5,8 +5,6 @@ import torch
 import torch.nn.functional as F
 from conftest import doubles, make_attention
 
-from mmlaplace.models.attentions import circulant
-
 CLOSE = dict(atol=1e-10, rtol=1e-10)  # two orders of the same fp64 sums
 
 
@@ -25,58 +23,30 @@ def test_mixture_of_blocks_equals_the_formula():
     torch.testing.assert_close(attention.mix(q, k, v, (5, 7)), expected, **CLOSE)
 
 
-@pytest.mark.parametrize('weights_per', ['channel', 'head'])
-def test_circulant_weights_belong_to_offsets_on_a_torus(weights_per):
-    attention = build('CirculantAttention', weights_per=weights_per)
+def test_circulant_weights_of_a_head_belong_to_offsets_on_a_torus():
+    """In the authors' files each channel has its own."""
+    attention = build('CirculantAttention', weights_per='head')
     q, k, v = doubles(3, 1, 2, 35, 8)
     maps = [x.unflatten(2, (5, 7)) for x in (k, v)]
     offsets = [(i, j) for i in range(5) for j in range(7)]
     keys, values = (
         torch.stack([x.roll((-i, -j), (2, 3)).flatten(2, 3) for i, j in offsets]) for x in maps
     )
-    scores = (q * keys).sum(3, keepdim=True) / 35**0.5  # (offsets, B, heads, 1, d)
-    if weights_per == 'head':
-        scores = scores.sum(-1, keepdim=True) / 8**0.5
+    scores = (q * keys).sum((3, 4), keepdim=True) / (35 * 8) ** 0.5  # (offsets, B, heads, 1, 1)
     expected = (scores.softmax(0) * values).sum(0)
     torch.testing.assert_close(attention.mix(q, k, v, (5, 7)), expected, **CLOSE)
 
 
-@pytest.mark.parametrize('hw_shape', [(5, 8), (1, 6), (1, 1)])
-def test_products_of_matrices_correlate_as_fourier_transforms_do(hw_shape):
-    x, y = doubles(2, 2, 3, *hw_shape)
-    expected = circulant.correlate(x, y)
-    torch.testing.assert_close(circulant._correlate_by_matrices(x, y), expected, **CLOSE)
-
-
-def test_one_step_of_gradient_descent_trains_both_inner_models_of_each_image():
-    attention = build('TTTAttention', std=0.5, inner_lr=0.7)
-    q, k, v = doubles(3, 2, 2, 35, 8)
-
-    def stepped(weights, loss, dims):
-        gradients = torch.autograd.grad(loss, weights)
-        return [
-            w.detach() - 0.7 * g / (g.norm(dim=dims, keepdim=True) + 1)
-            for w, g in zip(weights, gradients)
-        ]
-
-    def gated(x, w1, w2):
-        return (x @ w1) * F.silu(x @ w2)
-
-    def convolved(x, filters):  # of each image
-        maps = x.mT.unflatten(2, (5, 7))
-        outs = [F.conv2d(one, w, padding=1, groups=8) for one, w in zip(maps, filters)]
-        return torch.stack(outs).flatten(2).mT
-
-    own = [w.expand(2, -1, -1, -1).clone().requires_grad_() for w in (attention.w1, attention.w2)]
-    loss = -(gated(k, *own) * v).sum() / (3 * 35)
-    expected = gated(q, *stepped(own, loss, -2))
-    torch.testing.assert_close(attention.mix(q, k, v, (5, 7)), expected, **CLOSE)
-
-    query, key, value = (x[:, 0] for x in (q, k, v))
-    filters = attention.w3.unsqueeze(1).expand(2, -1, -1, -1, -1).clone().requires_grad_()
-    loss = -(convolved(key, filters) * value).sum() / (3 * 35)
-    expected = convolved(query, *stepped([filters], loss, (-2, -1)))
-    torch.testing.assert_close(attention.convolve(query, key, value, (5, 7)), expected, **CLOSE)
+def test_the_rate_of_the_inner_step_scales_it():
+    """In the authors' files it is 1. The outputs of the convolution are linear in its filters."""
+    q, k, v = doubles(3, 2, 35, 8)
+    outs = []
+    for rate in (0.0, 0.7, 1.0):
+        torch.manual_seed(0)
+        attention = build('TTTAttention', std=0.5, inner_lr=rate)
+        outs.append(attention.convolve(q, k, v, (5, 7)))
+    assert not torch.allclose(outs[0], outs[2])
+    torch.testing.assert_close(outs[1], 0.3 * outs[0] + 0.7 * outs[2], **CLOSE)
 
 
 def test_sums_that_no_half_holds_reach_the_norm_of_nala():

@@ -221,16 +221,6 @@ def test_compiled_ops_refuse_each_bad_value(name, device):
         assert name.strip('_').removesuffix('_backward') in str(refused.value), change
 
 
-@compiled
-def test_compiled_ops_refuse_what_is_no_tensor_or_undefined():
-    for name, arguments in CALLS.items():
-        for key, value in arguments.items():
-            if isinstance(value, torch.Tensor) and key != 'start_scale':  # which may be None
-                for other in (None, [1.0], 'q'):
-                    with pytest.raises((RuntimeError, TypeError)):
-                        call(name, {key: other})
-
-
 X, POWER = torch.zeros(1, 1, 2, 3), torch.ones(1, 1, 3)
 QUOTED = [
     (lambda: call('laplacian_kernel', dict(q=Q[0, 0])), r'\[6, 4\]'),
@@ -273,12 +263,8 @@ def test_compiled_code_quotes_the_bad_value(call, quoted):
 # Each call, whose tensors but one are on a CPU. Its outputs would be memory without values.
 @pytest.mark.parametrize('name', ['laplacian_kernel', 'nystrom_attention'])
 def test_tensors_on_several_devices_are_refused(name):
-    arguments = {
-        'laplacian_kernel': dict(q=Q, k=Q, bandwidth=1.0),
-        'nystrom_attention': ATTEND,
-    }[name]  # fmt: skip
-    for key, value in arguments.items():
+    for key, value in CALLS[name].items():
         if isinstance(value, torch.Tensor):
-            moved = dict(arguments, **{key: value.to('meta')})
+            moved = dict(CALLS[name], **{key: value.to('meta')})
             with pytest.raises(RuntimeError, match=rf"{name}: .*\['cpu', 'meta'\]"):
                 getattr(OPS, name)(**moved)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from called_ops import Called
 from conftest import ROOT, load_tool, needs_torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmlaplace import ops as ours
 from mmlaplace.ops._sources import library_sources
@@ -29,18 +29,6 @@ def kernel(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         make(patch, folder / 'mmlaplace-ops')
     return kernels.get_local_kernel(folder / 'mmlaplace-ops', backend='cpu')
-
-
-class Namespaces(TorchDispatchMode):
-    """The namespaces of the ops that are called."""
-
-    def __enter__(self):
-        self.names = set()
-        return super().__enter__()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.add(function.namespace)
-        return function(*args, **(kwargs or {}))
 
 
 def results(ops, backend='native'):
@@ -68,9 +56,9 @@ def test_a_kernel_needs_torch_alone(kernel):
 
 def test_results_and_gradients_are_those_of_mmlaplace(kernel):
     assert kernel.__all__ == ours.__all__
-    with Namespaces() as called:
+    with Called() as called:
         found = results(kernel)
-    (namespace,) = called.names - {'aten'}
+    (namespace,) = called.namespaces - {'aten'}
     assert namespace.startswith('_mmlaplace_ops_c')
     for value, same, reference in zip(found, results(ours), results(ours, 'reference')):
         assert torch.equal(value, same)

@@ -12,7 +12,7 @@ from conftest import ROOT
 
 from mmlaplace.check.library import loaded_library
 from mmlaplace.ops import _native
-from mmlaplace.ops._sources import SUFFIXES, library_sources
+from mmlaplace.ops._sources import SUFFIXES
 
 COMPILER = os.environ.get('CXX') or 'g++'
 needs_compiler = pytest.mark.skipif(
@@ -38,17 +38,6 @@ def test_clang_format_would_change_no_native_source():
     hook = (ROOT / '.pre-commit-config.yaml').read_text()
     (revision,) = re.findall(r'mirrors-clang-format\n    rev: v(\S+)', hook)
     assert f'clang-format=={revision}\n' in (ROOT / 'requirements/tests.txt').read_text()
-
-
-def test_the_library_has_the_sources_of_ops_but_benchmarks_and_onnx_runtime():
-    folder = ROOT / 'ops'
-    files = {p.relative_to(folder).as_posix() for p in folder.rglob('*') if p.is_file()}
-    others = {name for name in files if not name.endswith((*SUFFIXES, '.pyc'))}
-    assert others == {'README.md', 'benchmarks/difference_peak.py'}
-    names = [path.relative_to(folder).as_posix() for path in library_sources(folder)]
-    assert 'common/cpu/cpu_dispatch.h' in names and 'common/cuda/build_info_cuda.cu' in names
-    assert not [name for name in names if name.startswith(('benchmarks/', 'onnxruntime/'))]
-    assert not [name for name in _native.AVAILABLE if 'peak' in name]
 
 
 @pytest.mark.skipif(shutil.which('nm') is None, reason='no nm')

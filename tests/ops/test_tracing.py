@@ -106,11 +106,17 @@ def all_ops(q, k):
     return mixed + ops.gaussian_kernel(q, marks, 2.0) @ weights @ marks
 
 
+class AllOps(torch.nn.Module):
+    def forward(self, q, k):
+        return all_ops(q, k)
+
+
 @pytest.mark.slow
 @needs_compile
 @pytest.mark.parametrize('device', DEVICES)
 @pytest.mark.parametrize('backend', ['auto', pytest.param('reference', marks=pytest.mark.thorough)])
-@pytest.mark.parametrize('dynamic', [None, True])  # sizes are symbols after a change, or at once
+# Sizes are symbols after a change, or at once.
+@pytest.mark.parametrize('dynamic', [None, pytest.param(True, marks=pytest.mark.thorough)])
 def test_compile_in_one_graph_for_any_size(backend, device, dynamic):
     bandwidth = torch.nn.Parameter(torch.tensor([[[2.0]], [[3.0]], [[4.0]]], device=device))
 
@@ -155,29 +161,21 @@ def test_jit_trace_keeps_the_ops():
 
 @needs_compile
 def test_export_keeps_the_ops():
-    class Module(torch.nn.Module):
-        def forward(self, q, k):
-            return all_ops(q, k)
-
     q, k = points(2, 3, 12, 8, requires_grad=False), points(2, 3, 5, 8, requires_grad=False)
     tokens = torch.export.Dim('tokens', min=2, max=4096)
-    program = torch.export.export(Module(), (q, k), dynamic_shapes=({2: tokens}, None))
+    program = torch.export.export(AllOps(), (q, k), dynamic_shapes=({2: tokens}, None))
     code = program.graph_module.print_readable(print_output=False)
     assert all(f'mmlaplace.{name}.default' in code for name in ARGUMENTS)
     longer = points(2, 3, 40, 8, requires_grad=False)
-    torch.testing.assert_close(program.module()(longer, k), Module()(longer, k))
+    torch.testing.assert_close(program.module()(longer, k), all_ops(longer, k))
 
 
 @needs_torch(2, 6)
 @pytest.mark.parametrize('backend', ['auto', 'reference'])
 def test_an_exported_graph_has_the_gradients_of_the_ops(backend):
-    class Module(torch.nn.Module):
-        def forward(self, q, k):
-            return all_ops(q, k)
-
     q, k = points(2, 3, 12, 8, requires_grad=False), points(2, 3, 5, 8, requires_grad=False)
     with ops.use_backend(backend):
-        exported = torch.export.export(Module(), (q, k)).module()
+        exported = torch.export.export(AllOps(), (q, k)).module()
         inputs = q.requires_grad_(), k.requires_grad_()  # they did not when the graph was made
         grads, truth = (torch.autograd.grad(f(*inputs).square().sum(), inputs)
                         for f in (exported, all_ops))  # fmt: skip

@@ -102,7 +102,9 @@ def any_size(case: Case) -> None:
             f'the output must be {tuple(x.shape)}, got {tuple(getattr(out, "shape", ()))}',
         )
         out.square().sum().backward()
-        case.require(x.grad is not None and x.grad.isfinite().all(), 'gradients are not finite')
+        case.require(x.grad is not None, 'the input gets no gradient')
+        grads = [value.grad for value in (x, *module.parameters()) if value.grad is not None]
+        case.require(all(g.isfinite().all() for g in grads), 'gradients are not finite')
 
 
 def batch(case: Case) -> None:
