@@ -133,10 +133,8 @@ def parse_arguments():
     if args.size and args.keep is None and args.budget is None:
         parser.error(f'--size {args.size} is for --keep or --budget; give one of them too')
     if args.budget is not None:
-        try:
+        with parser.refusing(ValueError):
             check_budget(args.budget)
-        except ValueError as error:
-            parser.error(str(error))
     return parser, args
 
 
@@ -247,14 +245,12 @@ def main() -> None:
     if args.amp and args.loss == 'task' and hasattr(old, 'roi_head'):
         parser.error('the ops of mmcv in a roi_head take no bf16; leave out --amp or --loss task')
     state = args.work_dir / 'state.pth'
-    try:
+    with parser.refusing(TypeError, ValueError, UnsafeCheckpointError):
         places = list(softmax_places(old.backbone))
         keep = softmax_blocks(places, args.keep_blocks or ())
         new_cfg, new, linear = swapped(cfg, old, args, keep)
         if args.keep is not None:
             check_keep(args.keep, len(linear))
-    except (TypeError, ValueError, UnsafeCheckpointError) as error:
-        parser.error(str(error))
     if args.backbone_only:
         old.head = None
     try:
@@ -264,7 +260,7 @@ def main() -> None:
         hint = '; of a file without a head, --backbone-only takes the backbone' * without_head
         parser.error(without_hint(error) + hint)
     share = take_over(new, old, linear)
-    try:
+    with parser.refusing(ValueError, FloatingPointError):
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             loader = Runner.build_dataloader(cfg.train_dataloader, seed=args.seed)
         batches = image_batches(old, loader, labels=args.loss == 'task')
@@ -282,8 +278,6 @@ def main() -> None:
         if dist.is_distributed():
             torch.manual_seed(args.seed + dist.get_rank())  # or all would drop the same paths
         done = distill(new, old, linear, batches, schedule, state, settings)
-    except (ValueError, FloatingPointError) as error:
-        parser.error(str(error))
     if not dist.is_main_process():
         return end_process_groups()
     weights = new.cpu().state_dict()

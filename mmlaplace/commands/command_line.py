@@ -5,9 +5,10 @@ import json
 import os
 import re
 import sys
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Iterable, Mapping, NoReturn, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, Mapping, NoReturn, Optional, Tuple, Type
 
 import torch
 import torch.nn as nn
@@ -52,6 +53,19 @@ class ToolParser(argparse.ArgumentParser):
         """End with the error alone. The usage of a tool with many options would bury it."""
         of_argparse = message.startswith(('argument ', 'the following ', 'unrecognized '))
         self.exit(2, f'{self.prog}: error: {message}{"; see --help" if of_argparse else ""}\n')
+
+    @contextmanager
+    def refusing(self, *kinds: Type[Exception], start: str = '') -> Iterator[None]:
+        """A context in which errors of these kinds end the tool with their text.
+
+        Args:
+            kinds: The classes of the errors.
+            start: Text before that of the error.
+        """
+        try:
+            yield
+        except kinds as error:
+            self.error(f'{start}{error}')
 
     def add_output(self, *names: str, suffixes: Tuple[str, ...] = (), **kwargs: Any) -> None:
         """Add an argument for an output file. The first one also adds ``--force``.

@@ -118,10 +118,8 @@ def parse_arguments() -> Tuple[ToolParser, argparse.Namespace]:
             'are in fp32 only'
         )
     if args.format == 'onnx' and (args.verify or args.benchmark):
-        try:
+        with parser.refusing(ImportError, ValueError):
             exporting.check_providers(args.providers)
-        except (ImportError, ValueError) as error:
-            parser.error(str(error))
     return parser, args
 
 
@@ -292,7 +290,7 @@ def export_and_verify(parser: ToolParser, args: argparse.Namespace) -> dict:
     """Write the file, and compare and time it if that was asked for; what is reported of it."""
     cfg = read_config(args.config, 'default_scope', 'model.backbone', options=args.cfg_options)
     cfg.model.backbone.init_cfg = None
-    try:
+    with parser.refusing(ImportError, NotDeployableError):
         exporting.require_packages(*exporting.NEEDED[args.format])
         model = build_model(cfg)
         load_or_exit(model, args.checkpoint, min_matched=1)
@@ -301,25 +299,20 @@ def export_and_verify(parser: ToolParser, args: argparse.Namespace) -> dict:
         start = time.perf_counter()
         about = export(form, cfg, args, size)
         warn_of_sizes(about)
-    except (ImportError, NotDeployableError) as error:
-        parser.error(str(error))
     report = dict(
         file=str(args.out), about=about, megabytes=round(args.out.stat().st_size / 2**20, 2),
         seconds=round(time.perf_counter() - start, 1),
     )  # fmt: skip
     if args.verify or args.benchmark:
         options = dict(providers=args.providers) if args.format == 'onnx' else {}
-        try:
+        with parser.refusing(FileNotFoundError, ValueError):
             run, about = exporting.open_exported(args.out, **options)
-        except (FileNotFoundError, ValueError) as error:
-            parser.error(str(error))
         sizes = verification.sizes_to_verify(size, about['multiple'], about['size'] is None)
         if args.verify:
             report['differences'] = verify(model, form, run, about, sizes)
-            try:
+            start = f'{args.out} was written and cannot be verified: '
+            with parser.refusing(RuntimeError, ValueError, start=start):
                 report['deployed'] = verify_deployed(cfg, model, run, about, args)
-            except (RuntimeError, ValueError) as error:
-                parser.error(f'{args.out} was written and cannot be verified: {error}')
         if args.benchmark:
             batch = about['batch'] or args.batch_size
             report['milliseconds'] = benchmark(form, run, batch, sizes, args.rounds)

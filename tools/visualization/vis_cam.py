@@ -270,10 +270,8 @@ def main() -> None:
 
     cfg, model = prepared(args)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        try:
+        with parser.refusing(OSError):
             images = load_images(cfg, args.images, args.count, args.seed)
-        except OSError as error:
-            parser.error(str(error))
         classes = class_names(cfg)
 
     def chosen(scores: Tensor) -> int:
@@ -305,10 +303,8 @@ def main() -> None:
     for data in track(images, 'images', transient=True):
         batch = model.data_preprocessor(pseudo_collate([data]), False)
         scores.samples = batch['data_samples']
-        try:
+        with parser.refusing(LayerError):
             (heat,) = cam(batch['inputs'].requires_grad_(), [target])
-        except LayerError as error:
-            parser.error(str(error))
         category = chosen(cam.outputs[0])
         pixels = data['inputs'].permute(1, 2, 0).numpy()[..., ::-1] / np.float32(255)  # was BGR
         pixels **= args.gamma

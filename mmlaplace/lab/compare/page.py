@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Iterator, List, NamedTuple
 
-from ...writing import write_whole
+from ...writing import markdown_table, write_whole
 from ..probes.report import text_of
 from ..probes.study import REACHED
 from ..probes.tasks import PROBES
@@ -186,8 +186,7 @@ def frame_section(page: Page) -> Iterator[str]:
 
 def words(header: List[str], rows: List[List[str]]) -> str:
     """A table of words, which are aligned at the left."""
-    cells = [[cell.replace('|', '\\|') for cell in row] for row in rows]
-    return markdown(header, cells).replace('---:', '---')
+    return markdown_table(header, [[cell.replace('|', '\\|') for cell in row] for row in rows])
 
 
 def contract_table(findings: List[Finding]) -> str:

@@ -5,7 +5,7 @@ import statistics
 from pathlib import Path
 from typing import Dict, Iterator, List, Sequence, Tuple
 
-from ...writing import write_whole
+from ...writing import markdown_table, write_whole
 from ..figures import new_figure, save
 from .attention_study import ABLATIONS, STUDIES
 from .seed_differences import (
@@ -25,8 +25,8 @@ MATRIX_HEADERS = {
 
 
 def markdown(header: List[str], rows: List[List[str]]) -> str:
-    lines = [header, ['---'] + ['---:'] * (len(header) - 1), *rows]
-    return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)
+    """A table of numbers, whose first column has names."""
+    return markdown_table(header, rows, '---:')
 
 
 def spread(values: List[float]) -> str:
