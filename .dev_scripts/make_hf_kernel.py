@@ -18,7 +18,6 @@ Beside ``build`` is the source for Hugging Face's ``kernel-builder``, which comp
 ``build.toml``, ``flake.nix``, ``torch-ext`` and ``ops``. It was not built with kernel-builder here.
 """
 
-import argparse
 import base64
 import hashlib
 import json
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Dict
 
 from mmlaplace import ops
+from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.ops._native import build_info
 from mmlaplace.ops._sources import library_sources
 
@@ -200,9 +200,7 @@ def write_source(folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ToolParser(__doc__)
     parser.add_argument('folder', type=Path)
     parser.add_argument('libraries', nargs='*', type=Path, default=[ROOT / LIBRARY])
     args = parser.parse_args()

@@ -26,7 +26,6 @@ from hybrids_tasks import (
     OPTIONS,
     OTHERS,
     PLAN,
-    READERS,
     SEEDS,
     SIDE,
     STEPS,
@@ -189,7 +188,7 @@ def draw(results: Sequence[dict], times: dict, path: Path) -> None:
 
 def main() -> None:
     parser = ToolParser(__doc__)
-    parser.add_argument('--tasks', nargs='+', choices=list(READERS), default=list(READERS))
+    parser.add_argument('--tasks', nargs='+', choices=list(TITLES), default=list(TITLES))
     parser.add_argument('--data-root', type=Path, default=Path('data/mini'))
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/hybrids'))
     parser.add_argument('--draw', action='store_true', help='the picture, and the table')

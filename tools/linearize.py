@@ -48,23 +48,8 @@ from mmlaplace.commands.command_line import (
 from mmlaplace.commands.terminal import command
 from mmlaplace.commands.toolbox_scripts import end_process_groups
 from mmlaplace.lab.figures import new_figure, save
-from mmlaplace.linearizing import (
-    LOSSES,
-    Schedule,
-    attention_plan,
-    check_budget,
-    check_keep,
-    choose_measured,
-    distill,
-    image_batches,
-    keep_weights,
-    linear_config,
-    measure_blocks,
-    softmax_blocks,
-    softmax_places,
-)
-from mmlaplace.linearizing.hybrids import LEARN, MEASURE, of_first_process
-from mmlaplace.linearizing.losses import images_of
+from mmlaplace.linearizing import Schedule, hybrids, losses, softmax_places, swapping
+from mmlaplace.linearizing.distilling import distill, image_batches
 from mmlaplace.model_zoo import build_model
 from mmlaplace.writing import whole_file
 
@@ -85,7 +70,7 @@ def parse_arguments():
         value = getattr(default, name)
         parser.add_argument(f'--{name.replace("_", "-")}', type=type(value), default=value,
                             help='default: %(default)s')  # fmt: skip
-    parser.add_argument('--loss', choices=LOSSES, default=default.loss,
+    parser.add_argument('--loss', choices=losses.LOSSES, default=default.loss,
                         help='outputs of attentions, or of blocks, before maps and logits; or the '
                              'task with labels + loss-weight x attentions')  # fmt: skip
     parser.add_argument('--accumulate', type=positive, default=1, metavar='BATCHES',
@@ -134,15 +119,15 @@ def parse_arguments():
         parser.error(f'--size {args.size} is for --keep or --budget; give one of them too')
     if args.budget is not None:
         with parser.refusing(ValueError):
-            check_budget(args.budget)
+            hybrids.check_budget(args.budget)
     return parser, args
 
 
 def swapped(cfg, old, args, keep=()):
     """The config and the model of a new attention, and the names of the attentions that differ."""
     new_cfg, places = Config(cfg.to_dict()), softmax_places(old.backbone)
-    plan = attention_plan(list(places), args.attention, args.options)
-    backbone = linear_config(cfg.model.backbone.to_dict(), old.backbone, plan, keep=keep)
+    plan = swapping.attention_plan(list(places), args.attention, args.options)
+    backbone = swapping.linear_config(cfg.model.backbone.to_dict(), old.backbone, plan, keep=keep)
     init_cfg = backbone.get('init_cfg')
     if isinstance(init_cfg, dict) and init_cfg.get('type') == 'Pretrained':
         del backbone['init_cfg']  # the weights with softmax
@@ -164,7 +149,7 @@ def take_over(new, old, linear):
     new.load_state_dict(
         {k: v for k, v in old.state_dict().items() if not k.startswith('backbone.')}, strict=False
     )
-    return keep_weights(new.backbone, old.backbone, linear).share
+    return swapping.keep_weights(new.backbone, old.backbone, linear).share
 
 
 def hybrid(args, cfg, old, new, places, batches, settings):
@@ -173,9 +158,10 @@ def hybrid(args, cfg, old, new, places, batches, settings):
     sides = (args.size, args.size) if args.size else backbone.img_size
     channels, device = cfg.model.backbone.get('in_channels', 3), torch.device(args.device)
     sample = torch.randn(1, channels, *sides, device=device)
-    found = measure_blocks(
+    count = hybrids.LEARN + hybrids.MEASURE
+    found = hybrids.measure_blocks(
         new.backbone.eval(), backbone, places,
-        lambda: list(map(images_of, islice(batches(0), LEARN + MEASURE))), sample,
+        lambda: list(map(losses.images_of, islice(batches(0), count))), sample,
         args.work_dir / 'blocks.json', settings, args.search_steps, args.lr, amp=args.amp,
     )  # fmt: skip
     made = {}
@@ -186,9 +172,11 @@ def hybrid(args, cfg, old, new, places, batches, settings):
         parts = dict(softmax=backbone, hybrid=new.backbone.eval())
         jobs = {name: model_job(part, sample, False) for name, part in parts.items()}
         seconds = {name: median(runs) for name, runs in interleave(jobs, 9, device).items()}
-        return of_first_process(seconds['hybrid'] / seconds['softmax'])
+        return hybrids.of_first_process(seconds['hybrid'] / seconds['softmax'])
 
-    plan, measured = choose_measured(**found, measure=time_of, keep=args.keep, budget=args.budget)
+    plan, measured = hybrids.choose_measured(
+        **found, measure=time_of, keep=args.keep, budget=args.budget
+    )
     softmax = softmax_places(old.backbone)
     numbers = [n for n, place in enumerate(softmax) if place not in plan.linear]
     dist.master_only(write_json)(
@@ -247,10 +235,10 @@ def main() -> None:
     state = args.work_dir / 'state.pth'
     with parser.refusing(TypeError, ValueError, UnsafeCheckpointError):
         places = list(softmax_places(old.backbone))
-        keep = softmax_blocks(places, args.keep_blocks or ())
+        keep = swapping.softmax_blocks(places, args.keep_blocks or ())
         new_cfg, new, linear = swapped(cfg, old, args, keep)
         if args.keep is not None:
-            check_keep(args.keep, len(linear))
+            hybrids.check_keep(args.keep, len(linear))
     if args.backbone_only:
         old.head = None
     try:
@@ -289,10 +277,8 @@ def main() -> None:
     write_json(args.work_dir / 'linearized.json', dict(settings=settings, kept=share, **done))
     write_weights(out, weights, dict(linearized_from=args.checkpoint))
     state.unlink(missing_ok=True)
-    losses = (
-        f'{made["losses"][-1]:.3g} ({phase})' for phase, made in done.items() if made['losses']
-    )
-    print(f'last losses: {", ".join(losses)}; wrote {out}')
+    last = (f'{made["losses"][-1]:.3g} ({phase})' for phase, made in done.items() if made['losses'])
+    print(f'last losses: {", ".join(last)}; wrote {out}')
     config = str(args.work_dir / 'linearized.py')
     tool, model = ('train.py', [config]) if args.backbone_only else ('test.py', [config, str(out)])
     print(command(Path(__file__).absolute().with_name(tool), shlex.join(model)))

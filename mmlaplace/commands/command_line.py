@@ -17,6 +17,7 @@ from mmengine.registry import MODELS
 
 from ..analysis.recording import IMAGENET
 from ..checkpoints import UnsafeCheckpointError, load_weights, refuse_code
+from ..model_zoo import build_model
 from ..models.known_options import KnownOptions
 from ..writing import print_in_any_locale, write_whole
 from .terminal import keep_noise_from_terminal
@@ -206,6 +207,24 @@ def load_or_exit(model: nn.Module, checkpoint: str, **kwargs: Any) -> None:
         end_tool(str(error))
     except ValueError as error:
         end_tool(without_hint(error))
+
+
+def trained_model(args: argparse.Namespace, *keys: str) -> Tuple[Config, Any]:
+    """The config of a tool's arguments, and its model with the weights, in eval mode.
+
+    Args:
+        args: With ``config, checkpoint, device`` and ``cfg_options``.
+        keys: What the config must have, beside a backbone.
+    """
+    needed = ('default_scope', 'model.backbone', *keys)
+    cfg = read_config(args.config, *needed, options=args.cfg_options)
+    if cfg.model.backbone.get('with_cp'):
+        cfg.model.backbone.with_cp = False  # layers would run, and be recorded, twice
+    check_backbone(cfg, args.config)
+    model = build_model(cfg)
+    load_or_exit(model, args.checkpoint, min_matched=1)
+    model.to(args.device).eval()  # which returns nothing in some toolboxes
+    return cfg, model
 
 
 def check_backbone(cfg: Config, path: str) -> None:

@@ -170,15 +170,6 @@ def export(form: Deployable, cfg: Config, args: argparse.Namespace, size: Size) 
     return about
 
 
-def warn_of_sizes(about: dict) -> None:
-    """Say on stderr if the file does not take some of the sizes that its pipeline makes."""
-    image = np.zeros((480, 640) + (3,) * (about['color'] == 'color'), np.uint8)
-    try:
-        image_pipeline.prepare(image, about)
-    except ValueError as error:
-        print(f'The file does not take every image: {error}.', file=sys.stderr)
-
-
 def tell(sentence: str) -> None:
     """Say on stderr what is done, which takes up to minutes. Stdout is for the report."""
     print(f'{sentence} …', file=sys.stderr, flush=True)
@@ -231,17 +222,14 @@ def verify_deployed(
         if args.format == 'onnx' and about['batch'] in (None, 1):
             found = commanded(args, folder, paths)
         else:
-            found = verification.in_process(batched(run, about), about, paths)
+            # A file may take a fixed number of images.
+            batched = lambda x, *more: run(  # noqa: E731
+                x.expand(about['batch'] or 1, -1, -1, -1).contiguous(), *more
+            )
+            found = verification.in_process(batched, about, paths)
     pairs = zip(expected, found)
     rows = [verification.prediction_differences(about['task'], *pair) for pair in pairs]
     return dict(images=len(paths), **judged(rows, about))
-
-
-def batched(run: Callable, about: dict) -> Callable:
-    """A function of one image for a file that takes a fixed number of them."""
-    return lambda images, *more: run(
-        images.expand(about['batch'] or 1, -1, -1, -1).contiguous(), *more
-    )
 
 
 def commanded(args: argparse.Namespace, folder: Path, paths: List[Path]) -> List[dict]:
@@ -298,7 +286,11 @@ def export_and_verify(parser: ToolParser, args: argparse.Namespace) -> dict:
         cfg, size = planned_size(cfg, form, args)
         start = time.perf_counter()
         about = export(form, cfg, args, size)
-        warn_of_sizes(about)
+    image = np.zeros((480, 640) + (3,) * (about['color'] == 'color'), np.uint8)
+    try:
+        image_pipeline.prepare(image, about)
+    except ValueError as error:  # of a size that the pipeline makes
+        print(f'The file does not take every image: {error}.', file=sys.stderr)
     report = dict(
         file=str(args.out), about=about, megabytes=round(args.out.stat().st_size / 2**20, 2),
         seconds=round(time.perf_counter() - start, 1),
