@@ -230,22 +230,21 @@ def default_size(args: Namespace, smallest: int = 0) -> Tuple[int, int]:
     return max(height, smallest), max(width, smallest)
 
 
-def landmark_kernel(
-    mixed: Mixed, landmarks: Optional[int] = None, dtype: torch.dtype = torch.float32
-) -> Tensor:
+def landmark_kernel(mixed: Mixed, landmarks: Optional[int] = None, double: bool = False) -> Tensor:
     """SOFT's landmark kernel W of an image, ``(1, heads, m, m)``.
 
     Args:
         mixed: The recorded queries of a SOFTAttention.
         landmarks: Number m of landmarks, which are averages over cells of the map. Default: None,
             the landmarks of the attention.
-        dtype: Type of the kernel, made from landmarks in fp32. Default: fp32.
+        double: Whether the kernel of these landmarks is computed in fp64. Default: False, in fp32.
     """
     attention = mixed.attention
     sample = attention.landmarks if landmarks is None else Landmarks(landmarks)
     query = mixed.q * attention.head_dims**-0.25
     with torch.no_grad():
-        marks = attention.landmark_norm(sample(query, mixed.hw_shape)).to(dtype)
+        marks = attention.landmark_norm(sample(query, mixed.hw_shape))
+        marks = marks.double() if double else marks
         return gaussian_kernel(marks, marks, 1.0)
 
 

@@ -35,7 +35,7 @@ LANDMARKS = (49, 100, 196, 400, 784)
 def norms(mixed: Mixed, num_landmarks: int) -> Dict[str, List[float]]:
     """Spectral norms for every head, by form and by how it was computed."""
     kernel = landmark_kernel(mixed, num_landmarks)
-    exact = torch.linalg.pinv(landmark_kernel(mixed, num_landmarks, torch.float64), hermitian=True)
+    exact = torch.linalg.pinv(landmark_kernel(mixed, num_landmarks, double=True), hermitian=True)
     root = kernel.double().sum(-1).rsqrt()
     found = {}
     for form, normalized in (('without', False), ('with', True)):
