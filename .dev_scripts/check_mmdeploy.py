@@ -8,7 +8,6 @@ Example:
   python .dev_scripts/check_mmdeploy.py CONFIG
 """
 
-import argparse
 import os
 import sys
 import tempfile
@@ -22,6 +21,7 @@ import skimage.data
 import torch
 from mmengine.config import Config
 
+from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.model_zoo import build_model
 
 CONFIGS = (
@@ -107,9 +107,7 @@ def check(config: str, folder: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ToolParser(__doc__)
     parser.add_argument('configs', nargs='*', default=CONFIGS)
     failed = []
     for config in parser.parse_args().configs:

@@ -1,6 +1,8 @@
 """The tasks, the host and the runs of study_hybrids.py."""
 
-from functools import partial
+import time
+from functools import cache, partial
+from itertools import islice, product
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
@@ -12,7 +14,19 @@ from mmengine.registry import MODELS
 from PIL import Image
 from torch import Tensor
 
+from mmlaplace.checkpoints import load_weights, write_weights
 from mmlaplace.lab.mini_datasets.fashion import read_part
+from mmlaplace.lab.probes.results import append_result, by_key, key_of, read_results
+from mmlaplace.linearizing import (
+    Schedule,
+    distill,
+    fit,
+    keep_weights,
+    linear_config,
+    softmax_blocks,
+    softmax_places,
+)
+from mmlaplace.linearizing.hybrids import LEARN, MEASURE, harm_of
 
 SIDE = 64  # of the training images; the large ones have twice that, and four times the tokens
 HOST = dict(
@@ -25,20 +39,18 @@ OPTIONS: Dict[str, dict] = {
     'LaplacianAttention': dict(num_landmarks=16),
     'InLineAttention': {},
 }
-MAIN = 'FLattenAttention'  # the one of the ablations
+MAIN, *OTHERS = OPTIONS  # the one of the ablations, and the others
 TRUNK_STEPS = {'textures': 500, 'segmentation': 800, 'rendered': 350, 'fashion': 800}
 STEPS = dict(layer_steps=20, whole_steps=20)
 BLOCKS, BATCH, LR, TRUNK_LR, HARM_STEPS = 6, 16, 1e-3, 2e-3, 20
 SEEDS = (0, 1, 2)
 WINDOWS = dict(
-    type='WindowAttention',
-    window_size=4,
+    type='WindowAttention', window_size=4,
     attn_cfg=dict(type='SoftmaxAttention', relative_bias=False),
-)
+)  # fmt: skip
 # Which parts keep the values that they were built with, by the variant of a run.
 NEW_PARTS = {'new FFNs': ['.ffn.'], 'new attentions': ['.attn.'], 'both new': ['.ffn.', '.attn.']}
 # Attention, variant and number of kept blocks, the most important runs first.
-OTHERS = [name for name in OPTIONS if name != MAIN]
 PLAN: List[List[Tuple[str, str, int]]] = [
     [(MAIN, 'harm', 0), (MAIN, 'harm', 2)],
     [(MAIN, 'new FFNs', 0), (MAIN, 'new attentions', 0)],
@@ -65,7 +77,9 @@ class Data(NamedTuple):
 
 
 def pictures(paths: Sequence[Path], mode: str = 'RGB') -> Tensor:
-    return torch.from_numpy(np.stack([np.asarray(Image.open(p).convert(mode)) for p in paths]))
+    """Images ``(n, 3, h, w)``, or label maps ``(n, h, w)``."""
+    found = torch.from_numpy(np.stack([np.asarray(Image.open(p).convert(mode)) for p in paths]))
+    return found.movedim(-1, 1) if mode == 'RGB' else found
 
 
 def quarters(x: Tensor) -> Tensor:
@@ -77,9 +91,8 @@ def quarters(x: Tensor) -> Tensor:
 def read_textures(folder: Path) -> Data:
     def split(name: str) -> Tuple[Tensor, Tensor]:
         paths = sorted((folder / name).glob('*/*.png'))[:: 1 if name == 'train' else 5]
-        names = sorted({path.parent.name for path in paths})
-        classes = torch.tensor([names.index(path.parent.name) for path in paths])
-        return pictures(paths).permute(0, 3, 1, 2), classes
+        names = [path.parent.name for path in paths]
+        return pictures(paths), torch.tensor(np.unique(names, return_inverse=True)[1])
 
     return Data(split('train'), split('val'), split(f'val_{2 * SIDE}'), 15)
 
@@ -94,16 +107,14 @@ def read_fashion(folder: Path) -> Data:
 
 
 def read_dense(folder: Path, kind: str, mode: str, outputs: int) -> Data:
-    def split(name: str) -> Tuple[Tensor, Tensor]:
-        count = None if name == 'training' else 40
+    def split(name: str, count: int) -> Tuple[Tensor, Tensor]:
         paths = sorted((folder / 'images' / name).iterdir())[:count]
-        images = pictures(paths).permute(0, 3, 1, 2)
         wanted = pictures([folder / kind / name / path.name for path in paths], mode)
         # Label 0, the soft edges, becomes 255, which no loss counts.
-        return images, wanted - 1 if mode == 'L' else wanted.permute(0, 3, 1, 2)
+        return pictures(paths), wanted - 1 if mode == 'L' else wanted
 
-    large = split('validation')
-    return Data(split('training'), (quarters(large[0]), quarters(large[1])), large, outputs)
+    large = split('validation', 40)
+    return Data(split('training', None), tuple(map(quarters, large)), large, outputs)
 
 
 READERS: Dict[str, Callable[[Path], Data]] = {
@@ -138,25 +149,17 @@ def normal(images: Tensor) -> Tensor:
     return images.float() / 128 - 1
 
 
-def batches_of(data: Data, seed: int) -> Callable[[int], Iterator[Tuple[Tensor, Tensor]]]:
+def batches_of(data: Data, seed: int, step: int = 0) -> Iterator[Tuple[Tensor, Tensor]]:
     """Random images, or cuts of larger ones, and their targets, the same for each step."""
-    images, targets = data.train
-
-    def batch(step: int) -> Tuple[Tensor, Tensor]:
+    while True:
         random = torch.Generator().manual_seed(seed * 1_000_000 + step)
-        chosen = torch.randint(len(images), (BATCH,), generator=random)
-        x, y = images[chosen], targets[chosen]
+        chosen = torch.randint(len(data.train[0]), (BATCH,), generator=random)
+        x, y = (one[chosen] for one in data.train)
         if x.shape[-1] > SIDE:
             top, left = torch.randint(x.shape[-1] - SIDE + 1, (2,), generator=random).tolist()
             x, y = (one[..., top : top + SIDE, left : left + SIDE] for one in (x, y))
-        return normal(x), y
-
-    def following(step: int) -> Iterator[Tuple[Tensor, Tensor]]:
-        while True:
-            yield batch(step)
-            step += 1
-
-    return following
+        yield normal(x), y
+        step += 1
 
 
 def loss_of(model: Model, batch: Tuple[Tensor, Tensor]) -> Tensor:
@@ -188,3 +191,104 @@ def score(model: Model, images: Tensor, wanted: Tensor) -> float:
 def scores(model: Model, data: Data) -> Dict[str, float]:
     pairs = dict(small=data.small, large=data.large)
     return {size: round(score(model, *pair), 2) for size, pair in pairs.items()}
+
+
+class Study:
+    """All runs of the tasks whose data is there, whose results go into a log."""
+
+    def __init__(self, log: Path, data_root: Path, work_dir: Path) -> None:
+        self.log, self.work_dir = log, work_dir
+        self.results = by_key(read_results(log))
+        self.data = cache(lambda task: READERS[task](data_root / task))
+        self.trunk = cache(self.trained)
+
+    def run(self, work: Callable[..., dict], **settings: Any) -> dict:
+        """The result of some work with these settings, which the log may have."""
+        key = key_of(settings)
+        if key not in self.results:
+            start = time.process_time()
+            found = dict(settings=settings, **work(**settings))
+            found['seconds'] = round(time.process_time() - start, 1)
+            append_result(self.log, found)
+            self.results[key] = found
+            print({name: found[name] for name in found if name != 'losses'}, flush=True)
+        return self.results[key]
+
+    def trained(self, task: str) -> Model:
+        """The model with softmax, trained or loaded."""
+        torch.manual_seed(0)
+        model, file = Model(HOST, self.data(task)), self.work_dir / f'{task}.pth'
+
+        def train(task: str, variant: str, steps: int) -> dict:
+            made = fit(
+                model.train(), list(model.parameters()), partial(loss_of, model),
+                partial(batches_of, self.data(task), 1000), steps, Schedule(lr=TRUNK_LR),
+            )  # fmt: skip
+            write_weights(file, model.state_dict(), {})
+            return dict(losses=made['losses'], score=scores(model, self.data(task)))
+
+        settings = dict(task=task, variant='softmax', steps=TRUNK_STEPS[task])
+        if not file.is_file():
+            self.results.pop(key_of(settings), None)
+        self.run(train, **settings)
+        load_weights(model, str(file))
+        return model.eval()
+
+    def swapped(
+        self, task: str, attention: str, variant: str = 'harm', keep: Sequence[str] = ()
+    ) -> Model:
+        old, linear = self.trunk(task).backbone, dict(type=attention, **OPTIONS[attention])
+        places = list(softmax_places(old))
+        windows = {'windows': places[1::2], 'only windows': places}.get(variant, [])
+        plan = {place: WINDOWS if place in windows else linear for place in places}
+        return Model(linear_config(HOST, old, plan, keep=keep), self.data(task))
+
+    def harms(self, task: str, attention: str, variant: str, steps: int) -> dict:
+        torch.manual_seed(0)
+        old, new = self.trunk(task).backbone, self.swapped(task, attention).backbone
+        places = softmax_places(old)
+        keep_weights(new, old, places)
+        images = [x for x, _ in islice(batches_of(self.data(task), 999), LEARN + MEASURE)]
+        return dict(harms=[harm_of(new, old, place, images, steps, LR) for place in places])
+
+    def hybrid(
+        self, task: str, attention: str, variant: str, keep: int, seed: int,
+        layer_steps: int, whole_steps: int,
+    ) -> dict:  # fmt: skip
+        """Linearize all blocks but some, and imitate the trunk."""
+        data, old = self.data(task), self.trunk(task)
+        places = softmax_places(old.backbone)
+        torch.manual_seed(seed)
+        order = torch.randperm(BLOCKS).tolist()
+        if keep and variant == 'harm':
+            names = dict(task=task, attention=attention, variant='harms', steps=HARM_STEPS)
+            harms = self.run(self.harms, **names)['harms']
+            order = sorted(range(BLOCKS), key=lambda block: -harms[block])
+        torch.manual_seed(seed)
+        kept = sorted(order[:keep])
+        staying = softmax_blocks(list(places), kept)
+        new = self.swapped(task, attention, variant, staying)
+        changed = {place: i for place, i in places.items() if place not in staying}
+        again = {name: value.clone() for name, value in new.state_dict().items()
+                 if any(part in name for part in NEW_PARTS.get(variant, ()))}  # fmt: skip
+        new.load_state_dict({k: v for k, v in old.state_dict().items() if 'backbone' not in k},
+                            strict=False)  # fmt: skip
+        keep_weights(new.backbone, old.backbone, changed)
+        new.load_state_dict(again, strict=False)
+        swapped = round(score(new, *data.small), 2)
+        done = distill(
+            new, old, changed, lambda step: (x for x, _ in batches_of(data, seed, step)),
+            Schedule(layer_steps, whole_steps, LR),
+        )  # fmt: skip
+        losses = {phase: made['losses'] for phase, made in done.items()}
+        return dict(kept=kept, swapped=swapped, losses=losses, score=scores(new, data))
+
+    def run_all(self, tasks: Sequence[str]) -> None:
+        """All runs, the most important first."""
+        without = dict(layer_steps=0, whole_steps=sum(STEPS.values()))
+        for part in PLAN:
+            for task, seed, (attention, variant, keep) in product(tasks, SEEDS, part):
+                self.run(
+                    self.hybrid, task=task, attention=attention, variant=variant, keep=keep,
+                    seed=seed, **(without if variant == 'no layer steps' else STEPS),
+                )  # fmt: skip

@@ -10,7 +10,6 @@ Examples:
   python .dev_scripts/make_deploy_table.py --run 'mask-rcnn*'
 """
 
-import json
 import subprocess
 import sys
 from fnmatch import fnmatch
@@ -22,6 +21,8 @@ import torch
 from marked_tables import ROOT, markdown_table, parser_of_pages, with_tables, write_pages
 from mmengine.config import Config
 
+from mmlaplace.commands.command_line import read_json, write_json
+from mmlaplace.deployment.exporting import SUFFIXES
 from mmlaplace.model_zoo import build_model
 
 LOGS, PAGE = ROOT / 'docs/logs/deploy', ROOT / 'docs/deploy.md'
@@ -32,50 +33,33 @@ HEADS = ('conv_seg', 'head.fc')
 class Row(NamedTuple):
     name: str
     config: str
-    format: str
+    format: str = 'onnx'
     side: int = 0  # of the only images that a file takes; 0: any
     native: bool = False
 
+    @property
+    def log(self) -> Path:
+        size = f'{self.side}x{self.side}' if self.side else 'dynamic'
+        return LOGS / f'{Path(self.config).name}_{self.format}_{size}{"_native" * self.native}.json'
 
-CLASSIFIERS = {
-    'LaplacianFormer-tiny': 'laplacianformer/laplacianformer-tiny_8xb128_in1k',
-    'SOFT++-tiny': 'soft/softpp-tiny_8xb128_in1k',
-    'PolaFormer-PVT-tiny': 'polaformer/polaformer-pvt-tiny_8xb128_in1k',
-    'PolaFormer-Swin-tiny': 'polaformer/polaformer-swin-tiny_8xb128_in1k',
-}
-DENSE = {
-    'RetinaNet': 'detection/laplacianformer/retinanet_laplacianformer-micro_fpn_mini',
-    'Mask R-CNN': 'detection/laplacianformer/mask-rcnn_laplacianformer-micro_fpn_mini',
-    'UPerNet': 'segmentation/laplacianformer/laplacianformer-micro_upernet_1xb16_mini',
-    'Semantic FPN': 'segmentation/laplacianformer/laplacianformer-micro_fpn_1xb16_mini',
-}
-ROWS = [
-    *(
-        Row(name, f'classification/{config}', kind)
-        for name, config in CLASSIFIERS.items()
-        for kind in ('onnx', 'pt2', 'aoti')
-    ),
-    *(
-        Row(name, f'classification/{CLASSIFIERS[name]}', 'onnx', side, native)
-        for name in ('LaplacianFormer-tiny', 'SOFT++-tiny')
-        for side, native in ((512, False), (224, True), (512, True))
-    ),
-    *(
-        Row(name, f'classification/{CLASSIFIERS[name]}', 'onnx', 512)
-        for name in ('PolaFormer-PVT-tiny', 'PolaFormer-Swin-tiny')
-    ),
-    *(Row(f'{name}, micro', config, 'onnx') for name, config in DENSE.items()),
+
+CLASSIFIERS = [
+    ('LaplacianFormer-tiny', 'classification/laplacianformer/laplacianformer-tiny_8xb128_in1k'),
+    ('SOFT++-tiny', 'classification/soft/softpp-tiny_8xb128_in1k'),
+    ('PolaFormer-PVT-tiny', 'classification/polaformer/polaformer-pvt-tiny_8xb128_in1k'),
+    ('PolaFormer-Swin-tiny', 'classification/polaformer/polaformer-swin-tiny_8xb128_in1k'),
 ]
-
-
-def log_of(row: Row) -> Path:
-    size = f'{row.side}x{row.side}' if row.side else 'dynamic'
-    return LOGS / f'{Path(row.config).name}_{row.format}_{size}{"_native" * row.native}.json'
-
-
-def options_of(row: Row) -> List[str]:
-    size = ['--image-size', row.side, row.side] if row.side else ['--dynamic']
-    return [*size, *(['--backend', 'native'] if row.native else [])]
+DETECTION, SEGMENTATION = 'detection/laplacianformer', 'segmentation/laplacianformer'
+SIZES = ((512, False), (224, True), (512, True))
+ROWS = [
+    *(Row(*model, kind) for model in CLASSIFIERS for kind in ('onnx', 'pt2', 'aoti')),
+    *(Row(*model, 'onnx', *size) for model in CLASSIFIERS[:2] for size in SIZES),
+    *(Row(*model, 'onnx', 512) for model in CLASSIFIERS[2:]),
+    Row('RetinaNet, micro', f'{DETECTION}/retinanet_laplacianformer-micro_fpn_mini'),
+    Row('Mask R-CNN, micro', f'{DETECTION}/mask-rcnn_laplacianformer-micro_fpn_mini'),
+    Row('UPerNet, micro', f'{SEGMENTATION}/laplacianformer-micro_upernet_1xb16_mini'),
+    Row('Semantic FPN, micro', f'{SEGMENTATION}/laplacianformer-micro_fpn_1xb16_mini'),
+]
 
 
 def random_checkpoint(row: Row, folder: str) -> Path:
@@ -96,30 +80,30 @@ def random_checkpoint(row: Row, folder: str) -> Path:
 
 def measure(row: Row, folder: str) -> None:
     """Run the tool, whose report stays; one that failed leaves the reason."""
-    out = Path(folder, 'model' + dict(onnx='.onnx', pt2='.pt2', aoti='.aoti.pt2')[row.format])
-    log = log_of(row)
-    log.parent.mkdir(parents=True, exist_ok=True)
+    out = Path(folder, 'model' + SUFFIXES[row.format])
+    row.log.parent.mkdir(parents=True, exist_ok=True)
     command = [
         sys.executable, ROOT / 'tools/deployment/export.py', f'configs/{row.config}.py',
         random_checkpoint(row, folder), '--format', row.format, '--out', out, '--force',
-        '--report', log, '--verify', '--benchmark', *options_of(row),
+        '--report', row.log, '--verify', '--benchmark',
+        *(['--image-size', row.side, row.side] if row.side else ['--dynamic']),
+        *(['--backend', 'native'] if row.native else []),
     ]  # fmt: skip
     result = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT)
     if result.returncode and 'differs from PyTorch' not in result.stderr:
         lines = result.stderr.strip().splitlines() or [f'status {result.returncode}']
-        log.write_text(json.dumps(dict(refused=lines[-1]), indent=2) + '\n')
-    elif log.is_file():
-        report = json.loads(log.read_text())
-        log.write_text(json.dumps(dict(report, file=out.name), indent=2) + '\n')
+        write_json(row.log, dict(refused=lines[-1]))
+    elif row.log.is_file():
+        write_json(row.log, dict(read_json(row.log), file=out.name))
 
 
 def cells(row: Row) -> List[str]:
     """What the table says of a row."""
-    task, log = row.config.split('/')[0], log_of(row)
+    task = row.config.split('/')[0]
     kind = f'{row.format}, our operators' if row.native else row.format
-    if not log.is_file():
+    if not row.log.is_file():
         return [row.name, task, kind, 'not run', '', '', '', '', '']
-    report = json.loads(log.read_text())
+    report = read_json(row.log)
     if 'refused' in report:
         return [row.name, task, kind, 'no', report['refused'], '', '', '', '']
     rows = report['differences']
@@ -146,7 +130,7 @@ def main() -> None:
     args = parser.parse_args()
     with TemporaryDirectory() as folder:
         for row in ROWS:
-            if fnmatch(log_of(row).stem, args.run):
+            if fnmatch(row.log.stem, args.run):
                 measure(row, folder)
                 print(' | '.join(cells(row)), flush=True)
     heads = ['model', 'task', 'format', 'sizes', 'as PyTorch', 'largest difference',

@@ -7,10 +7,9 @@ Examples:
   python .dev_scripts/make_heads_table.py --time   # seconds an image; on an idle machine
 """
 
-import json
 import os
 import statistics
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
@@ -19,13 +18,14 @@ from marked_tables import ROOT, markdown_table, parser_of_pages, with_tables, wr
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 
-from mmlaplace.analysis.measuring import describe_machine
+from mmlaplace.analysis.measuring import describe_machine, seconds_of
 from mmlaplace.analysis.training_memory import kept_bytes
 from mmlaplace.commands.command_line import read_json, write_json
 from mmlaplace.commands.random_images import random_batch, random_model, train_and_predict
 
 PAGE = ROOT / 'docs/heads.md'
 LOG, TIMES = ROOT / 'docs/logs/heads.json', ROOT / 'docs/logs/heads_time.json'
+CPU = torch.device('cpu')
 BACKBONES = ('ravlt-tiny', 'mlla-tiny', 'pvtv2-b2')
 COCO, LSJ, RTMDET, ADE = (800, 1344), (1024, 1024), (640, 640), (512, 512)
 HEADS: Dict[str, Tuple[str, Tuple[int, int]]] = {
@@ -38,17 +38,15 @@ HEADS: Dict[str, Tuple[str, Tuple[int, int]]] = {
     'DINO, 4 scales': ('dino-4scale_8xb2-12e_coco', COCO),
     'Deformable DETR': ('deformable-detr_16xb2-50e_coco', COCO),
     'DETR, Pola encoder': ('detr-pola-encoder_8xb2-150e_coco', COCO),
-    'Conditional DETR, Laplacian encoder': (
-        'conditional-detr-laplacian-encoder_8xb2-50e_coco',
-        COCO,
-    ),
+    'Conditional DETR, Laplacian encoder':
+        ('conditional-detr-laplacian-encoder_8xb2-50e_coco', COCO),
     'Mask2Former, instances': ('mask2former_8xb2-lsj-50e_coco', LSJ),
     'Mask2Former, semantic': ('mask2former_8xb2-160k_ade20k-512x512', ADE),
     'UPerNet': ('upernet_4xb4-160k_ade20k-512x512', ADE),
     'Semantic FPN': ('fpn_4xb4-160k_ade20k-512x512', ADE),
     'SegFormer': ('segformer_8xb2-160k_ade20k-512x512', ADE),
     'SegNeXt': ('segnext_1xb16-160k_ade20k-512x512', ADE),
-}
+}  # fmt: skip
 
 
 def load(name: str, backbone: str) -> Config:
@@ -86,20 +84,17 @@ def timed(name: str, backbone: str, shape: Tuple[int, int]) -> dict:
     """The median seconds of five predictions of one image, after one that is not counted."""
     cfg = load(name, backbone)
     model, batch = with_model(cfg, shape, 1)
-    seconds = []
+    job = partial(model, **batch, mode='predict')
     with DefaultScope.overwrite_default_scope(cfg.default_scope), torch.inference_mode():
         model.eval().init_weights()
-        for _ in range(6):
-            start = time.perf_counter()
-            model(**batch, mode='predict')
-            seconds.append(time.perf_counter() - start)
+        seconds = [seconds_of(job, CPU) for _ in range(6)]
     return dict(image_size=shape, seconds=statistics.median(seconds[1:]))
 
 
 def write_log(path: Path, measure: Callable[..., dict]) -> None:
     """A row for each head and backbone. What is in the log already is not repeated."""
     log = read_json(path) if path.is_file() else dict(rows={})
-    log.update(describe_machine(torch.device('cpu')))
+    log.update(describe_machine(CPU))
     for name, shape in HEADS.values():
         for backbone in BACKBONES:
             key = f'{name} {backbone}'
@@ -111,8 +106,7 @@ def write_log(path: Path, measure: Callable[..., dict]) -> None:
 
 def table(kind: str) -> str:
     """The table in Markdown."""
-    rows = json.loads(LOG.read_bytes())['rows']
-    times = json.loads(TIMES.read_bytes())['rows']
+    rows, times = (read_json(path)['rows'] for path in (LOG, TIMES))
     header = ['head', *(f'M, {name}' for name in BACKBONES), 'images', f'GiB, {BACKBONES[0]}']
     header += [f's, {name}' for name in BACKBONES]
     lines = []

@@ -18,7 +18,6 @@ Beside ``build`` is the source for Hugging Face's ``kernel-builder``, which comp
 ``build.toml``, ``flake.nix``, ``torch-ext`` and ``ops``. It was not built with kernel-builder here.
 """
 
-import argparse
 import base64
 import hashlib
 import json
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Dict
 
 from mmlaplace import ops
+from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.ops._native import build_info
 from mmlaplace.ops._sources import library_sources
 
@@ -154,9 +154,7 @@ def write_variant(library: Path, build: Path) -> Path:
     content = content[: slot.start()] + text + content[slot.end() :]
     shutil.rmtree(folder, ignore_errors=True)
     written = {**{path: text.encode() for path, text in files.items()}, Path(LIBRARY).name: content}
-    for path, data in written.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(data)
+    write_files(folder, written)
     digests = {
         path: base64.b64encode(hashlib.sha256(data).digest()).decode()
         for path, data in sorted(written.items())
@@ -170,15 +168,22 @@ def write_variant(library: Path, build: Path) -> Path:
     return folder
 
 
+def write_files(folder: Path, contents: Dict[str, bytes]) -> None:
+    """Write files by their paths in a folder."""
+    for path, content in contents.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+
+
 def write_source(folder: Path) -> None:
     """Write the source from which kernel-builder compiles the package."""
-    python = folder / 'torch-ext' / NAME.replace('-', '_')
-    binding, texts = ROOT / 'ops/common/build_info.cpp', {}
-    for path in library_sources(ROOT / 'ops'):
-        if path != binding:
-            texts[path.relative_to(ROOT).as_posix()] = path.read_text(encoding='utf-8')
+    package = NAME.replace('-', '_')
+    texts = {
+        path.relative_to(ROOT).as_posix(): path.read_text(encoding='utf-8')
+        for path in library_sources(ROOT / 'ops')
+    }
+    text = texts.pop('ops/common/build_info.cpp')
     cpu = [path for path in texts if not path.endswith('.cu')]
-    text = binding.read_text(encoding='utf-8')
     for old, new in BINDING:
         text = text.replace(old, new)
     lists = {'cpu': json.dumps(cpu, indent=2), 'cuda': json.dumps([*texts], indent=2)}
@@ -187,19 +192,15 @@ def write_source(folder: Path) -> None:
     texts['build.toml'] = SETTINGS.format(name=NAME, version=VERSION, **lists)
     for path, content in python_files().items():
         # Its library is named like the extension.
-        own = content.replace("glob('_C*.so')", f"glob('_{python.name}*.so')")
-        texts[(python / path).relative_to(folder).as_posix()] = own
-    shutil.rmtree(folder / 'ops', ignore_errors=True)
-    shutil.rmtree(folder / 'torch-ext', ignore_errors=True)
-    for path, content in texts.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(content, encoding='utf-8')
+        own = content.replace("glob('_C*.so')", f"glob('_{package}*.so')")
+        texts[f'torch-ext/{package}/{path}'] = own
+    for old in ('ops', 'torch-ext'):
+        shutil.rmtree(folder / old, ignore_errors=True)
+    write_files(folder, {path: content.encode() for path, content in texts.items()})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ToolParser(__doc__)
     parser.add_argument('folder', type=Path)
     parser.add_argument('libraries', nargs='*', type=Path, default=[ROOT / LIBRARY])
     args = parser.parse_args()

@@ -20,13 +20,12 @@ from fnmatch import fnmatch
 from functools import cache, partial
 from io import StringIO
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Optional
+from typing import Any, Callable, Dict, Iterable, List
 
 from marked_tables import ROOT, markdown_table, parser_of_pages, with_tables, write_pages
 
 from mmlaplace.checkpoints import PUBLISHED
 from mmlaplace.checkpoints.dense import DENSE
-from mmlaplace.checkpoints.published import PublishedModel
 from mmlaplace.model_zoo import ModelInfo, files_root, read_models
 from mmlaplace.models import FAMILIES
 from mmlaplace.toolboxes import TOOLBOXES
@@ -58,54 +57,38 @@ def read(log: Path) -> Any:
     return json.loads(log.read_text())
 
 
-def table_row(model: ModelInfo, folder: Path) -> Dict[str, str]:
-    """A row of a table in a README of this folder, by its column titles."""
-    costs = parameters_and_macs(model) if 'Parameters' in model.metadata else {}
-    found = {**scores(model, folder), **weights(model), **whole_model(model)}
-    return {'config': link(model, folder), **costs, **found}
+def place_of(released: Any) -> str:
+    """The address of the authors' weights, or of their page, or nothing."""
+    return released and (released.weights or released.page) or ''
 
 
-def published_as(model: ModelInfo) -> Optional[PublishedModel]:
-    """The authors' model whose weights fit this one, or None."""
-    return PUBLISHED.get(model.metadata.get('Published as', ''))
-
-
-def weights(model: ModelInfo) -> Dict[str, str]:
-    """The name of the authors' weights, with a link to them or to their page."""
-    published = published_as(model)
-    if published is None:
-        return {}
-    name = model.metadata['Published as']
-    if published.weights:
-        return {'weights': f'[{name}]({published.weights})'}
-    return {'weights': f'{name}, on [a page]({published.page})' if published.page else name}
-
-
-def whole_model(model: ModelInfo) -> Dict[str, str]:
-    """A link to the authors' file of a detector or segmentor, or to its page."""
-    place = whole_place(model)
-    return {'whole model': f'[file]({place})'} if place else {}
-
-
-def whole_place(model: ModelInfo) -> str:
-    """The address of the authors' file of a detector or segmentor, or nothing."""
-    released = DENSE.get(model.name)
-    return released.weights or released.page if released else ''
+def weights(model: ModelInfo) -> str:
+    """The name of the authors' weights, with a link to them or to their page, or nothing."""
+    name = model.metadata.get('Published as', '')
+    published = PUBLISHED.get(name)
+    if not place_of(published):
+        return published and name or ''
+    link = f'[{name}]' if published.weights else f'{name}, on [a page]'
+    return f'{link}({place_of(published)})'
 
 
 def parameters_and_macs(model: ModelInfo) -> Dict[str, str]:
-    """Parameters and MACs."""
+    """Parameters and MACs by column, as far as they are counted."""
     counted, published = model.metadata, model.metadata['Published']
-    row = {'params': amount(counted, 'Parameters', 'M', '.2f')}
     # Some papers count the parameters of layers alone, or the products of the kernels too.
-    if 'Parameters of layers' in counted:
-        row['of layers'] = amount(counted, 'Parameters of layers', 'M', '.2f')
-    row['params, published'] = amount(published, 'Parameters', 'M', 'g')
-    row['MACs'] = amount(counted, 'MACs', 'G', '.2f')
-    if 'MACs with kernels' in counted:
-        row['with kernels'] = amount(counted, 'MACs with kernels', 'G', '.2f')
-    row['MACs, published'] = amount(published, 'MACs', 'G', '')
-    return row
+    columns = {
+        'params': (counted, 'Parameters', 'M', '.2f'),
+        'of layers': (counted, 'Parameters of layers', 'M', '.2f'),
+        'params, published': (published, 'Parameters', 'M', 'g'),
+        'MACs': (counted, 'MACs', 'G', '.2f'),
+        'with kernels': (counted, 'MACs with kernels', 'G', '.2f'),
+        'MACs, published': (published, 'MACs', 'G', ''),
+    }
+    shown = ('params', 'params, published', 'MACs', 'MACs, published')
+    return {
+        title: amount(*column) for title, column in columns.items()
+        if 'Parameters' in counted and (title in shown or column[1] in counted)
+    }  # fmt: skip
 
 
 def link(model: ModelInfo, folder: Path, text: str = '') -> str:
@@ -153,11 +136,14 @@ def with_footnote(table: str) -> str:
 
 def table(models: List[ModelInfo], folder: Path, pattern: str) -> str:
     """The models whose path in configs/ matches, for a README in this folder."""
-    rows = [
-        table_row(model, folder)
-        for model in models
-        if fnmatch(f'{model.task}/{model.family}/{model.name}', pattern)
-    ]
+    rows = []
+    for model in models:
+        if fnmatch(f'{model.task}/{model.family}/{model.name}', pattern):
+            row = dict(config=link(model, folder), **parameters_and_macs(model))
+            row.update(scores(model, folder))
+            place = place_of(DENSE.get(model.name))
+            more = {'weights': weights(model), 'whole model': f'[file]({place})' if place else ''}
+            rows.append({**row, **{title: cell for title, cell in more.items() if cell}})
     if not rows:
         sys.exit(f'no model of the metafiles matches {pattern!r}')
     header = list(dict.fromkeys(title for row in rows for title in row))
@@ -189,7 +175,7 @@ def checked(model: ModelInfo) -> str:
 
 def data_row(model: ModelInfo) -> Dict[str, object]:
     """A row of the data file."""
-    said, published = model.metadata, published_as(model)
+    said = model.metadata
     metric, *further = metrics(model)
     found = said['Published']
     fitted = model.family == FITTED and metric in found
@@ -206,21 +192,12 @@ def data_row(model: ModelInfo) -> Dict[str, object]:
         'MACs (G)': f'{said["MACs"] / 1e9:.1f}' if 'MACs' in said else '',
         'pixels': pixels(model),
         'images/s': speed(model),
-        'weights': published and (published.weights or published.page) or '',
-        'whole model': whole_place(model),
+        'weights': place_of(PUBLISHED.get(said.get('Published as', ''))),
+        'whole model': place_of(DENSE.get(model.name)),
         'checked': checked(model),
         'config': model.config.relative_to(files_root()).as_posix(),
         'note': "sizes are fitted, the score is the authors'" if fitted else '',
     }
-
-
-def data_file(models: List[ModelInfo]) -> str:
-    """All models, as CSV."""
-    rows, text = [data_row(model) for model in models], StringIO()
-    writer = csv.DictWriter(text, rows[0], lineterminator='\n')
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def classifiers(models: List[ModelInfo]) -> str:
@@ -243,7 +220,7 @@ def classifiers(models: List[ModelInfo]) -> str:
             link(model, PAGE.parent), score(model, 'Top 1 Accuracy'),
             amount(model.metadata, 'Parameters', 'M', '.1f'),
             amount(model.metadata, 'MACs', 'G', '.1f'), speed(model) or '–',
-            weights(model).get('weights', 'none'), checked(model) or '–',
+            weights(model) or 'none', checked(model) or '–',
             f'{min(sizes[family]):.0f}–{max(sizes[family]):.0f} M',
         ])  # fmt: skip
     header = ['config', 'top-1', 'params', 'MACs', 'images/s', 'weights', 'checked', 'sizes']
@@ -268,15 +245,14 @@ def dense(models: List[ModelInfo], task: str, heads: Dict[str, str]) -> str:
                     row[head] = max(row.get(head, model), model, key=first)
     rows = []
     for name, row in sorted(cells.items(), key=lambda item: -max(map(first, item[1].values()))):
-        found = [dense_cell(row[head]) if head in row else '–' for head in heads]
-        rows.append([name, f'{params[name] / 1e6:.1f} M', *found])
+        cells_of_row = ['–'] * len(heads)
+        for place, head in enumerate(heads):
+            if head in row:
+                found = [score(row[head], metric) for metric in metrics(row[head])]
+                text = 'config' if set(found) == {'–'} else ' / '.join(found)
+                cells_of_row[place] = link(row[head], PAGE.parent, text)
+        rows.append([name, f'{params[name] / 1e6:.1f} M', *cells_of_row])
     return with_footnote(markdown_table(['backbone', 'params', *heads], rows))
-
-
-def dense_cell(model: ModelInfo) -> str:
-    """The published scores of a detector or segmentor, with a link to its config."""
-    found = [score(model, name) for name in metrics(model)]
-    return link(model, PAGE.parent, 'config' if set(found) == {'–'} else ' / '.join(found))
 
 
 def whole_models(models: List[ModelInfo]) -> str:
@@ -286,13 +262,11 @@ def whole_models(models: List[ModelInfo]) -> str:
         configs = [m for m in models if m.family == family and m.task != 'classification']
         if configs:
             found = each.dense.values()
-            counts = (
-                sum(bool(one.weights) for one in found),
-                sum(bool(one.page) for one in found),
-                sum(not one.weights and not one.page for one in found),
-            )
-            cells = [str(count or '–') for count in (len(configs), *counts)]
-            rows.append([family, *cells, ', '.join(sorted({m.licence for m in found})) or '–'])
+            kinds = [(bool(one.weights), bool(one.page)) for one in found]
+            files, pages = map(sum, zip(*kinds)) if kinds else (0, 0)
+            counts = (len(configs), files, pages, kinds.count((False, False)))
+            licences = ', '.join(sorted({one.licence for one in found}))
+            rows.append([family, *(str(count or '–') for count in counts), licences or '–'])
     header = ['family', 'configs', 'files', 'on a page', 'empty link', 'licence']
     return markdown_table(header, rows)
 
@@ -337,7 +311,11 @@ def main() -> None:
     }
     for page in (PAGE, WEIGHTS):
         wanted[page] = with_tables(page.read_text(), 'table', lambda name: tables[name]())
-    wanted[DATA] = data_file(models)
+    rows, text = list(map(data_row, models)), StringIO()
+    writer = csv.DictWriter(text, rows[0], lineterminator='\n')
+    writer.writeheader()
+    writer.writerows(rows)
+    wanted[DATA] = text.getvalue()
     write_pages(wanted, args)
 
 

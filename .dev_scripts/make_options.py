@@ -99,12 +99,8 @@ def backbone_row(cls: type) -> List[str]:
     names = [f'`{attention_of(stage.attn)}`' if stage.attn else 'none' for stage in stages]
     counts = {name: names.count(name) for name in names}
     attentions = ', '.join(f'{k} x{n}' if n > 1 else k for k, n in counts.items())
-    return [
-        f'`{cls.__name__}`',
-        f'`{shown(host_of(cls).__name__, changed)}`',
-        attentions,
-        papers(cls),
-    ]
+    host = f'`{shown(host_of(cls).__name__, changed)}`'
+    return [f'`{cls.__name__}`', host, attentions, papers(cls)]
 
 
 def size_rows(backbones: List[type]) -> Iterable[List[str]]:
@@ -121,20 +117,10 @@ def size_rows(backbones: List[type]) -> Iterable[List[str]]:
 
 
 def frame_row(cls: type) -> List[str]:
-    declared = {
-        field.name: getattr(cls.frame, field.name)
-        for field in fields(Frame)
-        if getattr(cls.frame, field.name) != field.default
-    }
+    values = {field.name: getattr(cls.frame, field.name) for field in fields(Frame)}
+    declared = {f.name: values[f.name] for f in fields(Frame) if values[f.name] != f.default}
     fixed = ', '.join(f'`{name}`' for name in cls.fixed_options)
     return [f'`{cls.__name__}`', f'`{shown("Frame", declared) if declared else "Frame()"}`', fixed]
-
-
-def multihead_row(cls: type) -> List[str]:
-    """What an attention can do in the place of torch.nn.MultiheadAttention, or why not."""
-    apart = cls.no_multihead or cls.same_tokens
-    uses = ('no' if reason else 'yes' for reason in (cls.no_multihead, apart))
-    return [f'`{cls.__name__}`', *uses, apart]
 
 
 def tables() -> Dict[str, str]:
@@ -144,7 +130,12 @@ def tables() -> Dict[str, str]:
     framed = [cls for cls in attentions if issubclass(cls, QKVAttention)]
     texts = told(Frame, 'Attributes')
     rows = [option_row(field.name, texts[field.name], field.default) for field in fields(Frame)]
-    heads = ['backbone', 'host', 'attentions', 'papers']
+    # What an attention can do in the place of torch.nn.MultiheadAttention, or why not.
+    multihead = []
+    for cls in attentions:
+        reasons = cls.no_multihead, cls.no_multihead or cls.same_tokens
+        uses = ('no' if reason else 'yes' for reason in reasons)
+        multihead.append([f'`{cls.__name__}`', *uses, reasons[1]])
     common = [options_table(PyramidBackbone)]
     for host in dict.fromkeys(map(host_of, backbones)):
         if options_table(host):
@@ -156,14 +147,15 @@ def tables() -> Dict[str, str]:
         own.append(f'{markdown(inspect.getdoc(cls).partition(chr(10) * 2)[0])} {papers(cls)}')
         own.append(options_table(cls) or 'It has no options beside those of its frame.')
     return dict(
-        backbones=markdown_table(heads, map(backbone_row, backbones)),
+        backbones=markdown_table(
+            ['backbone', 'host', 'attentions', 'papers'], map(backbone_row, backbones)
+        ),
         sizes=markdown_table(['backbones', 'arch', *ARCH_KEYS], size_rows(backbones)),
         common='\n\n'.join(common),
         frames=markdown_table(['attention', 'declared', 'fixed'], map(frame_row, framed)),
         fields=markdown_table(['field', 'default', 'meaning'], rows),
         multihead=markdown_table(
-            ['attention', 'self-attention', 'cross-attention', 'why not'],
-            map(multihead_row, attentions),
+            ['attention', 'self-attention', 'cross-attention', 'why not'], multihead
         ),
         attentions='\n\n'.join(own),
     )

@@ -4,9 +4,12 @@ import argparse
 import re
 import sys
 from pathlib import Path
-from typing import Callable, Dict, Iterable, List, Union
+from typing import Callable, Dict, Union
 
 from mmlaplace.commands.command_line import ToolParser
+from mmlaplace.writing import markdown_table
+
+__all__ = ['ROOT', 'markdown_table', 'parser_of_pages', 'with_tables', 'write_pages']
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -30,12 +33,6 @@ def write_pages(pages: Dict[Path, Union[str, bytes]], args: argparse.Namespace) 
     for path in late:
         path.write_bytes(contents[path])
     print(f'wrote {names}' if late else 'all pages are in step')
-
-
-def markdown_table(header: List[str], rows: Iterable[List[str]]) -> str:
-    """A table in Markdown."""
-    lines = [header, ['---'] * len(header), *rows]
-    return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
 
 
 def with_tables(text: str, kind: str, table: Callable[[str], str]) -> str:

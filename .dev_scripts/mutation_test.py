@@ -11,7 +11,6 @@ Examples:
   python .dev_scripts/mutation_test.py mmlaplace/ops/precision.py --count 10
 """
 
-import argparse
 import os
 import random
 import re
@@ -25,8 +24,10 @@ from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Tuple
 
 import yaml
+from marked_tables import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
+from mmlaplace.commands.command_line import ToolParser
+
 NEAREST = 4  # test files for a mutant
 LIMIT = 900  # seconds for its tests; a loop without an end counts as noticed
 LEFT_OUT = 'not (build or sanitizer or wheel or docs or training or slow)'
@@ -104,9 +105,7 @@ def not_copied(folder: str, names: List[str]) -> List[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ToolParser(__doc__)
     parser.add_argument('files', nargs='*', metavar='FILE')
     parser.add_argument('--count', type=int, default=20, help='of each FILE; default: %(default)s')
     parser.add_argument('--seed', type=int, default=0, help='of the choice; default: %(default)s')

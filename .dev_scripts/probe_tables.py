@@ -5,7 +5,7 @@ from typing import Dict, List, Optional
 import torch
 from marked_tables import markdown_table
 
-from mmlaplace.lab.probes.report import MISSING, NAMES, STAR, Table, behind, largest
+from mmlaplace.lab.probes.report import MISSING, STAR, Table, behind, largest
 from mmlaplace.lab.probes.tasks import PROBES, build_probe
 from mmlaplace.lab.side_by_side.attention_report import markdown
 from mmlaplace.models.attentions.laplacian import KERNELS
@@ -88,7 +88,7 @@ def largest_table(table: Table) -> str:
         for value in sorted({value or 0 for value in reached.values()}, reverse=True):
             names = [name for name in reached if (reached[name] or 0) == value]
             size = f'{value} {unit}' if value else f'fewer than {least} {unit}'
-            rows.append([f'{NAMES[kind]}, {size}', '; '.join(names)])
+            rows.append([f'{kind.replace("_", " ")}, {size}', '; '.join(names)])
     return markdown_table(['largest task', 'attentions'], rows)
 
 

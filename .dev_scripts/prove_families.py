@@ -9,16 +9,15 @@ Examples:
 
 import os
 import sys
-from pathlib import Path
 from typing import Any, Callable, Dict, List
 
 import pytest
+from marked_tables import ROOT
 
 from mmlaplace.checkpoints.published import recognise
 from mmlaplace.commands.command_line import ToolParser, write_json
 from mmlaplace.models import FAMILIES
 
-ROOT = Path(__file__).resolve().parent.parent
 LOG = ROOT / 'docs/logs/families.json'
 TESTS = {
     'whole': 'tests/engine/test_published.py::test_every_released_checkpoint_converts_whole',

@@ -11,194 +11,202 @@ Examples:
   python .dev_scripts/study_hybrids.py --draw    # the picture, and the table of the page
 """
 
-import json
-import time
-from functools import partial
-from itertools import islice, product
+import statistics
+from itertools import product
 from pathlib import Path
-from typing import Any, Callable, Dict, Sequence
+from textwrap import fill
+from typing import Dict, List, Sequence, Tuple
 
 import torch
-from hybrids_report import draw, table, time_all
 from hybrids_tasks import (
+    BATCH,
     BLOCKS,
-    HARM_STEPS,
     HOST,
-    LR,
-    NEW_PARTS,
+    MAIN,
     OPTIONS,
+    OTHERS,
     PLAN,
-    READERS,
     SEEDS,
+    SIDE,
     STEPS,
-    TRUNK_LR,
-    TRUNK_STEPS,
-    WINDOWS,
-    Data,
-    Model,
-    batches_of,
-    loss_of,
-    score,
-    scores,
+    Study,
 )
-from marked_tables import with_tables
+from marked_tables import ROOT, markdown_table, with_tables
+from mmengine.registry import MODELS
 
-from mmlaplace.checkpoints import load_weights, write_weights
-from mmlaplace.commands.command_line import ToolParser
-from mmlaplace.lab.probes.results import append_result, by_key, key_of, read_results
-from mmlaplace.linearizing import (
-    Schedule,
-    distill,
-    fit,
-    keep_weights,
-    linear_config,
-    softmax_blocks,
-    softmax_places,
-)
-from mmlaplace.linearizing.hybrids import LEARN, MEASURE, harm_of
+from mmlaplace.analysis.measuring import describe_machine, interleave, model_job
+from mmlaplace.commands.command_line import ToolParser, read_json, write_json
+from mmlaplace.lab.figures import new_figure, save
+from mmlaplace.lab.probes.results import read_results
+from mmlaplace.lab.side_by_side.seed_differences import half_width, short
+from mmlaplace.linearizing import linear_config, softmax_places
 from mmlaplace.writing import write_whole
 
-DOCS = Path(__file__).resolve().parent.parent / 'docs'
+LOG, TIMES = ROOT / 'docs/logs/hybrids.jsonl', ROOT / 'docs/logs/hybrids_time.json'
+PAGE, PICTURE = ROOT / 'docs/linearize.md', ROOT / 'docs/images/hybrids.png'
+# Hosts that are timed, and the sides of their images.
+TIMED: Dict[str, Tuple[dict, Tuple[int, ...]]] = {
+    'small': (dict(HOST, patch_size=16), (512, 1024, 2048)),
+    'DeiT-S': (dict(HOST, arch='small', patch_size=16), (512, 1024)),
+}
+TITLES = {
+    'textures': 'textures: top-1 (%)',
+    'fashion': 'Fashion-MNIST: top-1 (%)',
+    'segmentation': 'digits: mIoU (%)',
+    'rendered': 'rendered rooms: R² (%)',
+}
 
 
-class Study:
-    """All runs of the tasks whose data is there, whose results go into a log."""
+def time_all(path: Path) -> None:
+    """Write the medians of the seconds of hosts of patches of 16, with softmax and hybrids."""
+    device = torch.device('cpu')
+    found = dict(machine=describe_machine(device))
+    for host, (cfg, sides) in TIMED.items():
+        cells = [(MAIN, keep) for keep in (0, 1, 2, 4)]
+        cells += [(name, 0) for name in OTHERS] if host == 'small' else []
+        for side in sides:
+            whole = dict(cfg, img_size=side)
+            models = {'softmax': MODELS.build(whole)}
+            places = list(softmax_places(models['softmax']))
+            for name, keep in cells:  # it matters not which blocks stay: all take the same time
+                swapped = linear_config(
+                    whole, models['softmax'], name, OPTIONS[name], places[:keep]
+                )
+                models[f'{name} {keep}'] = MODELS.build(swapped)
+            image = torch.randn(1, 3, side, side)
+            jobs = {name: model_job(model.eval(), image, False) for name, model in models.items()}
+            runs = interleave(jobs, 7, device)
+            seconds = {name: round(statistics.median(times), 4) for name, times in runs.items()}
+            found.setdefault(host, {})[str(side)] = seconds
+            print(host, side, seconds, flush=True)
+            write_json(path, found)
 
-    def __init__(self, log: Path, data_root: Path, work_dir: Path) -> None:
-        self.log, self.data_root, self.work_dir = log, data_root, work_dir
-        self.results = by_key(read_results(log))
-        self.read: Dict[str, Data] = {}
-        self.trained: Dict[str, Model] = {}
 
-    def data(self, task: str) -> Data:
-        if task not in self.read:
-            self.read[task] = READERS[task](self.data_root / task)
-        return self.read[task]
+def groups(results: Sequence[dict]) -> Dict[tuple, List[dict]]:
+    """The scores of all seeds by task, attention, variant and number of kept blocks."""
+    found: Dict[tuple, List[dict]] = {}
+    for result in results:
+        names = (result['settings'].get(n) for n in ('task', 'attention', 'variant', 'keep'))
+        if 'score' in result:
+            found.setdefault(tuple(names), []).append(result['score'])
+    return found
 
-    def run(self, work: Callable[..., dict], **settings: Any) -> dict:
-        """The result of some work with these settings, which the log may have."""
-        key = key_of(settings)
-        if key not in self.results:
-            start = time.process_time()
-            found = dict(settings=settings, **work(**settings))
-            found['seconds'] = round(time.process_time() - start, 1)
-            append_result(self.log, found)
-            self.results[key] = found
-            print({name: found[name] for name in found if name != 'losses'}, flush=True)
-        return self.results[key]
 
-    def trunk(self, task: str) -> Model:
-        """The model with softmax, trained or loaded."""
-        if task in self.trained:
-            return self.trained[task]
-        torch.manual_seed(0)
-        model, file = Model(HOST, self.data(task)), self.work_dir / f'{task}.pth'
+def mean_and_width(scores: Sequence[dict], size: str) -> Tuple[float, float]:
+    """The mean, and half the width of its 95 % interval, or NaN with one value."""
+    values = [score[size] for score in scores]
+    return statistics.mean(values), half_width(values) if len(values) > 1 else float('nan')
 
-        def train(task: str, variant: str, steps: int) -> dict:
-            model.train()
-            made = fit(
-                model, list(model.parameters()), partial(loss_of, model),
-                batches_of(self.data(task), 1000), steps, Schedule(lr=TRUNK_LR),
-            )  # fmt: skip
-            write_weights(file, model.state_dict(), {})
-            return dict(losses=made['losses'], score=scores(model, self.data(task)))
 
-        settings = dict(task=task, variant='softmax', steps=TRUNK_STEPS[task])
-        if not file.is_file():
-            self.results.pop(key_of(settings), None)
-        self.run(train, **settings)
-        load_weights(model, str(file))
-        self.trained[task] = model.eval()
-        return model
+def cell(scores: Sequence[dict], seeds: int) -> str:
+    """The means of both scores with their intervals, and the number of seeds if some lack."""
+    if not scores:
+        return 'not run'
+    pairs = [mean_and_width(scores, size) for size in ('small', 'large')]
+    texts = [f'{mean:.1f}' + f' ± {width:.1f}' * (len(scores) > 1) for mean, width in pairs]
+    return '; '.join(texts) + f' ({len(scores)} of {seeds} seeds)' * (len(scores) != seeds)
 
-    def swapped(
-        self, task: str, attention: str, variant: str = 'harm', keep: Sequence[str] = ()
-    ) -> Model:
-        old, linear = self.trunk(task).backbone, dict(type=attention, **OPTIONS[attention])
-        places = list(softmax_places(old))
-        windows = {'windows': places[1::2], 'only windows': places}.get(variant, [])
-        plan = {place: WINDOWS if place in windows else linear for place in places}
-        return Model(linear_config(HOST, old, plan, keep=keep), self.data(task))
 
-    def harms(self, task: str, attention: str, variant: str, steps: int) -> dict:
-        torch.manual_seed(0)
-        old, new = self.trunk(task).backbone, self.swapped(task, attention).backbone
-        places = softmax_places(old)
-        keep_weights(new, old, places)
-        images = [x for x, _ in islice(batches_of(self.data(task), 999)(0), LEARN + MEASURE)]
-        return dict(harms=[harm_of(new, old, place, images, steps, LR) for place in places])
+def time_table(times: dict) -> str:
+    """Seconds of softmax, and of the others in units of its time."""
+    names = list(times['small'][min(times['small'])])
+    lines = []
+    for host, side in ((one, side) for one in TIMED for side in times.get(one, ())):
+        seconds = times[host][side]
+        shares = [f'{seconds[n] / seconds["softmax"]:.2f}' if n in seconds else '' for n in names]
+        lines.append([f'{host}, {side}²', f'{seconds["softmax"]:.2f} s', *shares[1:]])
+    titles = [f'{short(name)} kept' if name != 'softmax' else name for name in names]
+    how = (
+        f'Time of an image on one thread of {times["machine"]["CPU"]}, and shares of it. *small* '
+        'is the ViT above with patches of 16.'
+    )
+    return f'{fill(how, 120)}\n\n{markdown_table(["", *titles], lines)}'
 
-    def hybrid(
-        self, task: str, attention: str, variant: str, keep: int, seed: int,
-        layer_steps: int, whole_steps: int,
-    ) -> dict:  # fmt: skip
-        """Linearize all blocks but some, and imitate the trunk."""
-        data, old = self.data(task), self.trunk(task)
-        places = softmax_places(old.backbone)
-        torch.manual_seed(seed)
-        order = torch.randperm(BLOCKS).tolist()
-        if keep and variant == 'harm':
-            names = dict(task=task, attention=attention, variant='harms', steps=HARM_STEPS)
-            harms = self.run(self.harms, **names)['harms']
-            order = sorted(range(BLOCKS), key=lambda block: -harms[block])
-        torch.manual_seed(seed)
-        kept = sorted(order[:keep])
-        staying = softmax_blocks(list(places), kept)
-        new = self.swapped(task, attention, variant, staying)
-        changed = {place: i for place, i in places.items() if place not in staying}
-        before = {name: value.clone() for name, value in new.state_dict().items()}
-        new.load_state_dict({k: v for k, v in old.state_dict().items() if 'backbone' not in k},
-                            strict=False)  # fmt: skip
-        keep_weights(new.backbone, old.backbone, changed)
-        parts = NEW_PARTS.get(variant, ())
-        again = {k: v for k, v in before.items() if any(part in k for part in parts)}
-        new.load_state_dict(again, strict=False)
-        swapped = round(score(new, *data.small), 2)
-        done = distill(
-            new, old, changed, lambda step: (x for x, _ in batches_of(data, seed)(step)),
-            Schedule(layer_steps, whole_steps, LR),
-        )  # fmt: skip
-        losses = {phase: made['losses'] for phase, made in done.items()}
-        return dict(kept=kept, swapped=swapped, losses=losses, score=scores(new, data))
 
-    def run_all(self, tasks: Sequence[str], seeds: Sequence[int]) -> None:
-        """All runs, the most important first."""
-        without = dict(layer_steps=0, whole_steps=sum(STEPS.values()))
-        for part in PLAN:
-            for task, seed, (attention, variant, keep) in product(tasks, seeds, part):
-                self.run(
-                    self.hybrid, task=task, attention=attention, variant=variant, keep=keep,
-                    seed=seed, **(without if variant == 'no layer steps' else STEPS),
+def table(results: Sequence[dict], times: dict) -> str:
+    """Scores at the size of training and at four times the tokens, and times."""
+    found, rows = groups(results), []
+    for attention, variant, keep in (
+        (None, 'softmax', None),
+        *(row for part in PLAN for row in part),
+    ):
+        if variant != 'harm' or keep in (0, 2):  # the picture has them all
+            title = f'{short(attention)}, {keep} kept' if attention else variant
+            title += f', {variant}' * (variant not in ('softmax', 'harm'))
+            seeds = len(SEEDS) if attention else 1
+            cells = (found.get((task, attention, variant, keep), ()) for task in TITLES)
+            rows.append([title, *(cell(scores, seeds) for scores in cells)])
+    how = (
+        f'One ViT of {BLOCKS} blocks learned each task. Other attentions imitated it for '
+        f'{sum(STEPS.values())} steps of {BATCH} images, from copied weights but those called new. '
+        f'Scores are at {SIDE}²; at {2 * SIDE}², with 95 % intervals of {len(SEEDS)} seeds of the '
+        'imitation. Softmax was trained once.'
+    )
+    scores = markdown_table(['', *TITLES.values()], rows)
+    return f'{fill(how, 120)}\n\n{scores}\n\n{time_table(times)}'
+
+
+def share_of_time(times: dict, attention: str, keep: int) -> float:
+    """Time of a small hybrid at the largest side, in units of softmax's, by its blocks."""
+    seconds = times['small'][max(times['small'], key=int)]
+    linear = seconds[f'{attention} 0'] / seconds['softmax']
+    return seconds.get(f'{attention} {keep}', 0) / seconds['softmax'] or (
+        linear + (1 - linear) * keep / BLOCKS
+    )
+
+
+def draw(results: Sequence[dict], times: dict, path: Path) -> None:
+    """Scores over time."""
+    found = groups(results)
+    tasks = [task for task in TITLES if (task, None, 'softmax', None) in found]
+    figure, axes = new_figure(2, len(tasks), (2.75 * len(tasks), 5.2), sharex=True, squeeze=False)
+    for (row, size), (column, task) in product(enumerate(('small', 'large')), enumerate(tasks)):
+        panel = axes[row, column]
+        (softmax,) = found[task, None, 'softmax', None]
+        panel.axhline(softmax[size], color='black', lw=0.8, ls=':', label='softmax')
+        for attention, colour in zip(OPTIONS, ('C0', 'C1', 'C2', 'C3')):
+            points = [
+                (share_of_time(times, attention, keep), *mean_and_width(scores, size))
+                for keep in range(BLOCKS) if (scores := found.get((task, attention, 'harm', keep)))
+            ]  # fmt: skip
+            if points:
+                panel.errorbar(
+                    *zip(*points), fmt='o-', ms=4, lw=1, capsize=2, color=colour,
+                    label=short(attention),
                 )  # fmt: skip
+        panel.grid(alpha=0.3)
+        if row == 0:
+            panel.set_title(TITLES[task], fontsize=10)
+        if column == 0:
+            panel.set_ylabel('64²' if size == 'small' else '128², four times the tokens')
+    side = max(times['small'], key=int)
+    figure.supxlabel(f"time at {side}² / softmax model's", fontsize=10)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside upper center', ncols=5,
+                  fontsize=9)  # fmt: skip
+    save(figure, path, dpi=100)
 
 
 def main() -> None:
     parser = ToolParser(__doc__)
-    parser.add_argument('--tasks', nargs='+', choices=list(READERS), default=list(READERS))
-    parser.add_argument('--seeds', nargs='+', type=int, default=SEEDS, help='default: 0 1 2')
+    parser.add_argument('--tasks', nargs='+', choices=list(TITLES), default=list(TITLES))
     parser.add_argument('--data-root', type=Path, default=Path('data/mini'))
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/hybrids'))
-    parser.add_argument('--docs', type=Path, default=DOCS, help='default: %(default)s')
     parser.add_argument('--draw', action='store_true', help='the picture, and the table')
     parser.add_argument('--time', action='store_true', help='measure the times')
-    parser.add_argument('--sides', type=int, nargs='+', help='of the timed images')
     args = parser.parse_args()
-    log, times = args.docs / 'logs/hybrids.jsonl', args.docs / 'logs/hybrids_time.json'
     torch.set_num_threads(1)
     if args.time:
-        time_all(args.sides, times)
+        time_all(TIMES)
     elif args.draw:
-        timed = json.loads(times.read_text()) if times.is_file() else None
-        page, results = args.docs / 'linearize.md', list(by_key(read_results(log)).values())
-        draw(results, timed, args.docs / 'images/hybrids.png')
-        write_whole(
-            page, with_tables(page.read_text(), 'hybrids', lambda name: table(results, timed))
-        )
+        results, times = read_results(LOG), read_json(TIMES)
+        draw(results, times, PICTURE)
+        tables = with_tables(PAGE.read_text(), 'hybrids', lambda name: table(results, times))
+        write_whole(PAGE, tables)
     else:
         found = [task for task in args.tasks if (args.data_root / task).is_dir()]
         for task in set(args.tasks) - set(found):
             print(f'{args.data_root / task} is missing, so this task is left out')
-        Study(log, args.data_root, args.work_dir).run_all(found, args.seeds)
+        Study(LOG, args.data_root, args.work_dir).run_all(found)
 
 
 if __name__ == '__main__':

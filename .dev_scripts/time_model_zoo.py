@@ -14,11 +14,11 @@ Example:
 import json
 import statistics
 import sys
-from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 import torch
 from make_model_zoo import FITTED
+from marked_tables import ROOT
 
 from mmlaplace.analysis.measuring import describe_machine, interleave, model_job
 from mmlaplace.commands.command_line import ToolParser, write_json
@@ -28,7 +28,6 @@ from mmlaplace.lab.side_by_side.backbone_report import draw_families
 from mmlaplace.lab.side_by_side.published_top1 import peers, published
 from mmlaplace.model_zoo import ModelInfo, read_models
 
-ROOT = Path(__file__).resolve().parent.parent
 LOG = ROOT / 'docs/logs/model_zoo_cpu.json'
 PICTURE = ROOT / 'docs/images/model_zoo_speed.png'
 SIDE, BATCH, ROUNDS, THREADS, BASE = 224, 8, 5, 2, 'pvt-tiny'
@@ -36,13 +35,8 @@ SIDE, BATCH, ROUNDS, THREADS, BASE = 224, 8, 5, 2, 'pvt-tiny'
 
 def timed_models() -> List[ModelInfo]:
     """The classifiers with a published top-1 at 224 x 224 pixels."""
-    return [
-        model
-        for model in read_models()
-        if model.task == 'classification'
-        and 'Top 1 Accuracy' in model.metadata['Published']
-        and 'px' not in model.name
-    ]
+    classifiers = (m for m in read_models() if m.task == 'classification' and 'px' not in m.name)
+    return [model for model in classifiers if 'Top 1 Accuracy' in model.metadata['Published']]
 
 
 def seconds(name: str, base: Any, images: torch.Tensor) -> Dict[str, float]:

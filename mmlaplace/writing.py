@@ -9,7 +9,7 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Iterator, Union
+from typing import Iterable, Iterator, Sequence, Union
 
 PARTIAL = '.partial'
 
@@ -70,6 +70,12 @@ def whole_file(path: Union[str, os.PathLike]) -> Iterator[Path]:
 def _start(name: str) -> str:
     """How the temporary folder of a file begins. A long name is cut, at most 255 bytes fit."""
     return f'{name[:40]}.'
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = '---') -> str:
+    """A table in Markdown. ``align`` is the line below all titles but the first."""
+    lines = [header, ['---', *[align] * (len(header) - 1)], *rows]
+    return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
 
 
 def write_whole(path: Union[str, os.PathLike], content: Union[str, bytes]) -> None:

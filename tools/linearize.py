@@ -48,23 +48,8 @@ from mmlaplace.commands.command_line import (
 from mmlaplace.commands.terminal import command
 from mmlaplace.commands.toolbox_scripts import end_process_groups
 from mmlaplace.lab.figures import new_figure, save
-from mmlaplace.linearizing import (
-    LOSSES,
-    Schedule,
-    attention_plan,
-    check_budget,
-    check_keep,
-    choose_measured,
-    distill,
-    image_batches,
-    keep_weights,
-    linear_config,
-    measure_blocks,
-    softmax_blocks,
-    softmax_places,
-)
-from mmlaplace.linearizing.hybrids import LEARN, MEASURE, of_first_process
-from mmlaplace.linearizing.losses import images_of
+from mmlaplace.linearizing import Schedule, hybrids, losses, softmax_places, swapping
+from mmlaplace.linearizing.distilling import distill, image_batches
 from mmlaplace.model_zoo import build_model
 from mmlaplace.writing import whole_file
 
@@ -85,7 +70,7 @@ def parse_arguments():
         value = getattr(default, name)
         parser.add_argument(f'--{name.replace("_", "-")}', type=type(value), default=value,
                             help='default: %(default)s')  # fmt: skip
-    parser.add_argument('--loss', choices=LOSSES, default=default.loss,
+    parser.add_argument('--loss', choices=losses.LOSSES, default=default.loss,
                         help='outputs of attentions, or of blocks, before maps and logits; or the '
                              'task with labels + loss-weight x attentions')  # fmt: skip
     parser.add_argument('--accumulate', type=positive, default=1, metavar='BATCHES',
@@ -133,18 +118,16 @@ def parse_arguments():
     if args.size and args.keep is None and args.budget is None:
         parser.error(f'--size {args.size} is for --keep or --budget; give one of them too')
     if args.budget is not None:
-        try:
-            check_budget(args.budget)
-        except ValueError as error:
-            parser.error(str(error))
+        with parser.refusing(ValueError):
+            hybrids.check_budget(args.budget)
     return parser, args
 
 
 def swapped(cfg, old, args, keep=()):
     """The config and the model of a new attention, and the names of the attentions that differ."""
     new_cfg, places = Config(cfg.to_dict()), softmax_places(old.backbone)
-    plan = attention_plan(list(places), args.attention, args.options)
-    backbone = linear_config(cfg.model.backbone.to_dict(), old.backbone, plan, keep=keep)
+    plan = swapping.attention_plan(list(places), args.attention, args.options)
+    backbone = swapping.linear_config(cfg.model.backbone.to_dict(), old.backbone, plan, keep=keep)
     init_cfg = backbone.get('init_cfg')
     if isinstance(init_cfg, dict) and init_cfg.get('type') == 'Pretrained':
         del backbone['init_cfg']  # the weights with softmax
@@ -166,7 +149,7 @@ def take_over(new, old, linear):
     new.load_state_dict(
         {k: v for k, v in old.state_dict().items() if not k.startswith('backbone.')}, strict=False
     )
-    return keep_weights(new.backbone, old.backbone, linear).share
+    return swapping.keep_weights(new.backbone, old.backbone, linear).share
 
 
 def hybrid(args, cfg, old, new, places, batches, settings):
@@ -175,9 +158,10 @@ def hybrid(args, cfg, old, new, places, batches, settings):
     sides = (args.size, args.size) if args.size else backbone.img_size
     channels, device = cfg.model.backbone.get('in_channels', 3), torch.device(args.device)
     sample = torch.randn(1, channels, *sides, device=device)
-    found = measure_blocks(
+    count = hybrids.LEARN + hybrids.MEASURE
+    found = hybrids.measure_blocks(
         new.backbone.eval(), backbone, places,
-        lambda: list(map(images_of, islice(batches(0), LEARN + MEASURE))), sample,
+        lambda: list(map(losses.images_of, islice(batches(0), count))), sample,
         args.work_dir / 'blocks.json', settings, args.search_steps, args.lr, amp=args.amp,
     )  # fmt: skip
     made = {}
@@ -188,9 +172,11 @@ def hybrid(args, cfg, old, new, places, batches, settings):
         parts = dict(softmax=backbone, hybrid=new.backbone.eval())
         jobs = {name: model_job(part, sample, False) for name, part in parts.items()}
         seconds = {name: median(runs) for name, runs in interleave(jobs, 9, device).items()}
-        return of_first_process(seconds['hybrid'] / seconds['softmax'])
+        return hybrids.of_first_process(seconds['hybrid'] / seconds['softmax'])
 
-    plan, measured = choose_measured(**found, measure=time_of, keep=args.keep, budget=args.budget)
+    plan, measured = hybrids.choose_measured(
+        **found, measure=time_of, keep=args.keep, budget=args.budget
+    )
     softmax = softmax_places(old.backbone)
     numbers = [n for n, place in enumerate(softmax) if place not in plan.linear]
     dist.master_only(write_json)(
@@ -247,14 +233,12 @@ def main() -> None:
     if args.amp and args.loss == 'task' and hasattr(old, 'roi_head'):
         parser.error('the ops of mmcv in a roi_head take no bf16; leave out --amp or --loss task')
     state = args.work_dir / 'state.pth'
-    try:
+    with parser.refusing(TypeError, ValueError, UnsafeCheckpointError):
         places = list(softmax_places(old.backbone))
-        keep = softmax_blocks(places, args.keep_blocks or ())
+        keep = swapping.softmax_blocks(places, args.keep_blocks or ())
         new_cfg, new, linear = swapped(cfg, old, args, keep)
         if args.keep is not None:
-            check_keep(args.keep, len(linear))
-    except (TypeError, ValueError, UnsafeCheckpointError) as error:
-        parser.error(str(error))
+            hybrids.check_keep(args.keep, len(linear))
     if args.backbone_only:
         old.head = None
     try:
@@ -264,7 +248,7 @@ def main() -> None:
         hint = '; of a file without a head, --backbone-only takes the backbone' * without_head
         parser.error(without_hint(error) + hint)
     share = take_over(new, old, linear)
-    try:
+    with parser.refusing(ValueError, FloatingPointError):
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             loader = Runner.build_dataloader(cfg.train_dataloader, seed=args.seed)
         batches = image_batches(old, loader, labels=args.loss == 'task')
@@ -282,8 +266,6 @@ def main() -> None:
         if dist.is_distributed():
             torch.manual_seed(args.seed + dist.get_rank())  # or all would drop the same paths
         done = distill(new, old, linear, batches, schedule, state, settings)
-    except (ValueError, FloatingPointError) as error:
-        parser.error(str(error))
     if not dist.is_main_process():
         return end_process_groups()
     weights = new.cpu().state_dict()
@@ -295,10 +277,8 @@ def main() -> None:
     write_json(args.work_dir / 'linearized.json', dict(settings=settings, kept=share, **done))
     write_weights(out, weights, dict(linearized_from=args.checkpoint))
     state.unlink(missing_ok=True)
-    losses = (
-        f'{made["losses"][-1]:.3g} ({phase})' for phase, made in done.items() if made['losses']
-    )
-    print(f'last losses: {", ".join(losses)}; wrote {out}')
+    last = (f'{made["losses"][-1]:.3g} ({phase})' for phase, made in done.items() if made['losses'])
+    print(f'last losses: {", ".join(last)}; wrote {out}')
     config = str(args.work_dir / 'linearized.py')
     tool, model = ('train.py', [config]) if args.backbone_only else ('test.py', [config, str(out)])
     print(command(Path(__file__).absolute().with_name(tool), shlex.join(model)))

@@ -57,7 +57,7 @@ from mmlaplace.lab.reproduction.report import (
 )
 from mmlaplace.lab.reproduction.running import run_all
 from mmlaplace.lab.runner import Outcome
-from mmlaplace.writing import write_whole
+from mmlaplace.writing import markdown_table, write_whole
 
 
 class Plan:
@@ -135,8 +135,7 @@ def coverage(table: Table, kind: str) -> Tuple[int, int]:
 
 def coverage_page() -> str:
     """The papers' tables as Markdown, which docs/reproduce.md has: counts, and what they lack."""
-    header = ['table', 'what', 'own rows', 'baselines', 'without a command']
-    lines, sums = [header, ['---'] * len(header)], [0] * 4
+    lines, sums = [], [0] * 4
     for table in read_tables():
         counts = [number for kind in ('own', 'baseline') for number in coverage(table, kind)]
         if not any(counts):
@@ -145,21 +144,18 @@ def coverage_page() -> str:
         link = f'[{table.name}](../configs/tables/{table.name}.yml)'
         lines.append([link, f'{table.title} ({table.place})', *_count_cells(counts)])
     lines.append(['**all**', '', *_count_cells(sums)])
-    return '\n\n'.join(
-        '\n'.join(f'| {" | ".join(cells)} |' for cells in part) for part in (lines, _lacking())
-    )
-
-
-def _lacking() -> List[List[str]]:
-    """Rows that no command produces, those of a table with the same reason together."""
+    # Rows that no command produces, those of a table with the same reason together.
     rows: Dict[Tuple[str, str], List[str]] = {}
     for table in read_tables():
         for row in table.rows:
             if not row.covered:
                 rows.setdefault((table.name, row.reason), []).append(row.label)
-    header = ['table', 'rows without a command', 'why']
-    cells = [[name, ', '.join(labels), reason] for (name, reason), labels in rows.items()]
-    return [header, ['---'] * len(header), *cells]
+    lacking = [[name, ', '.join(labels), reason] for (name, reason), labels in rows.items()]
+    header = ['table', 'what', 'own rows', 'baselines', 'without a command']
+    return '\n\n'.join([
+        markdown_table(header, lines),
+        markdown_table(['table', 'rows without a command', 'why'], lacking),
+    ])  # fmt: skip
 
 
 def _count_cells(counts: List[int]) -> List[str]:
@@ -250,13 +246,8 @@ def parse_args(parser: ToolParser):
     )
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/reproduce'))
     parser.add_argument('--out', type=Path, help='default: WORK_DIR/TABLE-SCALE.json')
-    parser.add_argument(
-        '--weights',
-        nargs='+',
-        default=[],
-        metavar='TABLE/ROW=FILE',
-        help='of rows that are not to be trained',
-    )
+    parser.add_argument('--weights', nargs='+', default=[], metavar='TABLE/ROW=FILE',
+                        help='of rows that are not to be trained')  # fmt: skip
     parser.add_argument(
         '--cfg-options', nargs='+', action=DictAction, default={}, help='change all configs'
     )
@@ -328,7 +319,7 @@ def main() -> None:
     if args.list and args.table is None:
         return print(coverage_page()) if args.markdown else list_tables(console)
     devices = check_args(parser, args)
-    try:
+    with parser.refusing(TableError, ImportError):
         table = read_table(args.table)
         if args.list:
             return list_rows(table, console)
@@ -346,8 +337,6 @@ def main() -> None:
         if unused:
             names = ', '.join(sorted(unused))
             raise TableError(f'--weights: no row takes the weights of {names}; leave them out')
-    except (TableError, ImportError) as error:
-        parser.error(str(error))
     if args.dry_run:
         return print('\n'.join(dry_run(plan)))
     there = [str(job.folder) for job in plan.jobs.values() if job.folder.exists()]

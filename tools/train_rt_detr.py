@@ -18,10 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from PIL import Image
-from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
-from torch.utils.data import Dataset
+from torchvision.datasets import CocoDetection
 
 from mmlaplace.commands.command_line import ToolParser, end_tool, load_or_exit, positive, write_json
 from mmlaplace.model_zoo import near_names
@@ -35,30 +33,26 @@ SMALL = dict(
 )  # fmt: skip
 
 
-class CocoImages(Dataset):
+class CocoImages(CocoDetection):
     """A part of a data set in COCO's format, as RT-DETR's processor makes it.
 
     The categories are those of a training, if it is given, whose labels another part has too.
     """
 
     def __init__(self, data: Path, part: str, processor, train=None) -> None:
-        self.coco = COCO(data / f'annotations/{part}.json')
-        self.folder, self.processor, self.ids = data / part, processor, sorted(self.coco.imgs)
+        super().__init__(data / part, data / f'annotations/{part}.json')
+        self.processor = processor
         self.names = {number: one['name'] for number, one in self.coco.cats.items()}
         known = self.names if train is None else train.names
         if others := self.names.items() - known.items():
             end_tool(f'{part}.json has the categories {dict(others)}, and train.json {known}')
         self.categories = sorted(known)  # by label: COCO's own have gaps
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
     def __getitem__(self, index: int) -> dict:
-        number = self.ids[index]
-        found = self.coco.loadAnns(self.coco.getAnnIds(number, iscrowd=False))
-        labelled = [dict(a, category_id=self.categories.index(a['category_id'])) for a in found]
-        image = Image.open(self.folder / self.coco.imgs[number]['file_name']).convert('RGB')
-        batch = self.processor(image, dict(image_id=number, annotations=labelled))
+        image, found = super().__getitem__(index)
+        labelled = [dict(a, category_id=self.categories.index(a['category_id']))
+                    for a in found if not a['iscrowd']]  # fmt: skip
+        batch = self.processor(image, dict(image_id=self.ids[index], annotations=labelled))
         return dict(pixel_values=batch['pixel_values'][0], labels=batch['labels'][0])
 
 

@@ -5,9 +5,10 @@ import json
 import os
 import re
 import sys
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Iterable, Mapping, NoReturn, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, Mapping, NoReturn, Optional, Tuple, Type
 
 import torch
 import torch.nn as nn
@@ -16,6 +17,7 @@ from mmengine.registry import MODELS
 
 from ..analysis.recording import IMAGENET
 from ..checkpoints import UnsafeCheckpointError, load_weights, refuse_code
+from ..model_zoo import build_model
 from ..models.known_options import KnownOptions
 from ..writing import print_in_any_locale, write_whole
 from .terminal import keep_noise_from_terminal
@@ -52,6 +54,19 @@ class ToolParser(argparse.ArgumentParser):
         """End with the error alone. The usage of a tool with many options would bury it."""
         of_argparse = message.startswith(('argument ', 'the following ', 'unrecognized '))
         self.exit(2, f'{self.prog}: error: {message}{"; see --help" if of_argparse else ""}\n')
+
+    @contextmanager
+    def refusing(self, *kinds: Type[Exception], start: str = '') -> Iterator[None]:
+        """A context in which errors of these kinds end the tool with their text.
+
+        Args:
+            kinds: The classes of the errors.
+            start: Text before that of the error.
+        """
+        try:
+            yield
+        except kinds as error:
+            self.error(f'{start}{error}')
 
     def add_output(self, *names: str, suffixes: Tuple[str, ...] = (), **kwargs: Any) -> None:
         """Add an argument for an output file. The first one also adds ``--force``.
@@ -192,6 +207,24 @@ def load_or_exit(model: nn.Module, checkpoint: str, **kwargs: Any) -> None:
         end_tool(str(error))
     except ValueError as error:
         end_tool(without_hint(error))
+
+
+def trained_model(args: argparse.Namespace, *keys: str) -> Tuple[Config, Any]:
+    """The config of a tool's arguments, and its model with the weights, in eval mode.
+
+    Args:
+        args: With ``config, checkpoint, device`` and ``cfg_options``.
+        keys: What the config must have, beside a backbone.
+    """
+    needed = ('default_scope', 'model.backbone', *keys)
+    cfg = read_config(args.config, *needed, options=args.cfg_options)
+    if cfg.model.backbone.get('with_cp'):
+        cfg.model.backbone.with_cp = False  # layers would run, and be recorded, twice
+    check_backbone(cfg, args.config)
+    model = build_model(cfg)
+    load_or_exit(model, args.checkpoint, min_matched=1)
+    model.to(args.device).eval()  # which returns nothing in some toolboxes
+    return cfg, model
 
 
 def check_backbone(cfg: Config, path: str) -> None:

@@ -45,8 +45,16 @@ def _maker_of(folder: str) -> str:
         return 'docs/train_it_yourself.md tells which files go there'
     if not folder.startswith('data/lra'):
         return 'check data_root; docs/tutorials/own_config.md shows its layout'
-    task = Path(folder).name.removesuffix('_mini')
-    if task not in GENERATED:
-        return f'python tools/dataset_converters/convert_lra.py {task} makes it'
-    size = ' --size mini' if folder.endswith('_mini') else ''
-    return f'python tools/dataset_converters/make_lra_datasets.py --tasks {task}{size} makes it'
+    return maker_of_lra(Path(folder))
+
+
+def maker_of_lra(folder: Path) -> str:
+    """The text that says how to make the data of a task of Long Range Arena."""
+    task = folder.name.removesuffix('_mini')
+    if task in GENERATED:
+        size = '--size mini ' if folder.name.endswith('_mini') else ''
+        return f'python tools/dataset_converters/make_lra_datasets.py {size}--tasks {task} makes it'
+    return (
+        f'python tools/dataset_converters/convert_lra.py {task} SOURCE makes it from the official '
+        'files, and without SOURCE says which'
+    )

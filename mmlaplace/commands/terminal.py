@@ -9,12 +9,14 @@ import sys
 import warnings
 from functools import cache
 from pathlib import Path
-from typing import Any, List, Tuple
+from typing import Any, Iterable, List, Sequence, Tuple
 
 import mmengine.logging
 from mmengine.config import Config
 from mmengine.dist import is_main_process
 from mmengine.logging import MessageHub, MMLogger
+from rich.console import Console
+from rich.table import Table
 
 from .model_list import path_from_here
 
@@ -113,6 +115,17 @@ def command(script: Path, words: str) -> str:
     python = 'python' if shutil.which('python') == sys.executable else sys.executable
     here = shlex.join(path_from_here(str(path)) for path in (python, script))
     return f'Next: {here} {words}'
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = '') -> None:
+    """Print a table of figures, whose first column has names."""
+    table = Table(title=title or None)
+    for column in columns:
+        justify: Any = 'right' if table.columns else 'left'
+        table.add_column(column, justify=justify, no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=160).print(table)
 
 
 def scores(hub: MessageHub, split: str) -> List[Tuple[str, float]]:

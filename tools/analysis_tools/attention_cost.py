@@ -98,10 +98,8 @@ def main() -> None:
     parser.add_argument('--sizes', nargs='+', type=positive, default=list(SIZES))
     parser.add_output('--out', default=Path('work_dirs/attention_cost.json'))
     args = parser.parse_args()
-    try:
+    with parser.refusing(ValueError):
         config_of(args.attention)
-    except ValueError as error:
-        parser.error(str(error))
     clocks = time.process_time(), time.perf_counter()
     cost = cost_of(args.attention, args.host, args.sizes)
     share = (time.process_time() - clocks[0]) / (time.perf_counter() - clocks[1])

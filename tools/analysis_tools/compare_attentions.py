@@ -60,32 +60,6 @@ from mmlaplace.lab.side_by_side.attention_study import (
 )
 
 
-def training_jobs(args) -> List[Script]:
-    """A run for each host, seed and attention, in this order."""
-    return [
-        training_job(
-            name, host, seed, args.study, args.epochs,
-            args.work_dir / host / args.study / f'{folder_of(name)}_{seed}', args.data_root,
-        )
-        for host in args.hosts
-        for seed in args.seeds
-        for name in args.attentions
-    ]  # fmt: skip
-
-
-def cost_jobs(args) -> List[Script]:
-    host = args.hosts[0]
-    folder = args.work_dir / host / 'cost'
-    return [
-        cost_job(name, host, args.sizes, folder / f'{folder_of(name)}.json')
-        for name in args.attentions
-    ]
-
-
-def folder_of(name: str) -> str:
-    return name.replace(', ', '-')
-
-
 def run_and_show(jobs: List[Script], at_once: int) -> List[str]:
     """Run what is not done, so many at once; the failures, which do not stop the others."""
     failures: List[str] = []
@@ -147,7 +121,8 @@ def main() -> None:
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/compare_attentions'))
     args = parser.parse_args()
     if args.report:
-        write_tables(read_json(args.report, 'results', 'costs'), args.work_dir)
+        content = read_json(args.report, 'results', 'costs')
+        print('wrote', *write_report(content, args.work_dir), sep='\n')
         return
     args.hosts = list(dict.fromkeys(args.hosts or [STUDIES[args.study].host]))
     args.seeds = list(dict.fromkeys(args.seeds))
@@ -155,10 +130,8 @@ def main() -> None:
         asked = [name for key in args.ablations or ABLATIONS for name in ABLATIONS[key]]
         args.attentions = [*(args.attentions or []), *asked]
     args.attentions = list(dict.fromkeys(args.attentions or names))
-    try:
+    with parser.refusing(ValueError):
         list(map(config_of, args.attentions))
-    except ValueError as error:
-        parser.error(str(error))
     if missing := missing_data(args.study, args.data_root):
         parser.error(missing)
     known = dict(results=[], costs=[])
@@ -166,23 +139,27 @@ def main() -> None:
         known = read_json(args.known, *known)
     done = [made['settings'] for made in (*known['results'], *known['costs'])]
     import_first('mmpretrain.models', 'mmlaplace.models')
-    jobs = [job for job in training_jobs(args) if job.settings not in done]
-    failures = run_and_show(jobs, args.jobs)
+    folders = {name: name.replace(', ', '-') for name in args.attentions}
+    trainings = [
+        training_job(
+            name, host, seed, args.study, args.epochs,
+            args.work_dir / host / args.study / f'{folders[name]}_{seed}', args.data_root,
+        )
+        for host in args.hosts for seed in args.seeds for name in args.attentions
+    ]  # fmt: skip
+    failures = run_and_show([job for job in trainings if job.settings not in done], args.jobs)
     if not args.no_cost:
-        jobs = [job for job in cost_jobs(args) if job.settings not in done]
-        failures += run_and_show(jobs, 1)
+        host = args.hosts[0]
+        costs = [cost_job(name, host, args.sizes, args.work_dir / host / f'cost/{folder}.json')
+                 for name, folder in folders.items()]  # fmt: skip
+        failures += run_and_show([job for job in costs if job.settings not in done], 1)
     content = collect(args.work_dir, known)
     write_json(args.work_dir / 'results.json', content)
     print(f'wrote {args.work_dir / "results.json"}')
     if content['results']:
-        write_tables(content, args.work_dir)
+        print('wrote', *write_report(content, args.work_dir), sep='\n')
     if failures:
         sys.exit(f'{parser.prog}: error: {len(failures)} runs failed, see above')
-
-
-def write_tables(content: dict, folder: Path) -> None:
-    for path in write_report(content, folder):
-        print(f'wrote {path}')
 
 
 if __name__ == '__main__':

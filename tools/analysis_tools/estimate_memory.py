@@ -21,13 +21,12 @@ from functools import partial
 from typing import Optional, Tuple
 
 import torch
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from mmlaplace import get_model
 from mmlaplace.analysis.training_memory import kept_bytes
 from mmlaplace.commands.command_line import ToolParser, positive, write_json
+from mmlaplace.commands.terminal import print_table
 from mmlaplace.model_zoo import find_models, get_config
 from mmlaplace.toolboxes import TOOLBOXES
 
@@ -68,29 +67,26 @@ def main() -> None:
     )  # fmt: skip
     parser.add_output('--out', help='write the bytes into this .json')
     args = parser.parse_args()
-    found = {
-        pattern: [model.name for model in find_models(pattern) if model.task in TOOLBOXES]
-        for pattern in args.names
-    }
+    names = {}
     for pattern in args.names:
-        if not found[pattern]:
+        found = [model.name for model in find_models(pattern) if model.task in TOOLBOXES]
+        if not found:
             parser.error(
                 f'no model of the metafiles matches {pattern!r}; docs/model_zoo.md lists all'
             )
-    names = list(dict.fromkeys(name for pattern in args.names for name in found[pattern]))
+        names.update(dict.fromkeys(found))
 
     torch.manual_seed(0)
     rows = [estimate(name, args.batch, args.image_size) for name in track(names, transient=True)]
-    table = Table(title='estimated GiB in fp32, not measured on a GPU')
-    for title in ('config', 'batch', 'states', 'activations', 'with_cp', 'in all', 'with_cp'):
-        table.add_column(title, justify='left' if title == 'config' else 'right', no_wrap=True)
+    columns = ('config', 'batch', 'states', 'activations', 'with_cp', 'in all', 'with_cp')
+    cells = []
     for row in rows:
         states, plain, with_cp = (
             row[key] / 2**30 for key in ('states', 'activations', 'activations with_cp')
         )
         figures = (states, plain, with_cp, states + plain, states + with_cp)
-        table.add_row(row['config'], str(row['batch']), *(f'{figure:.2f}' for figure in figures))
-    Console(width=160).print(table)
+        cells.append([row['config'], str(row['batch']), *(f'{figure:.2f}' for figure in figures)])
+    print_table(columns, cells, 'estimated GiB in fp32, not measured on a GPU')
     if args.out is not None:
         write_json(args.out, dict(unit='bytes', torch=torch.__version__, rows=rows))
         print('wrote', args.out)

@@ -13,20 +13,18 @@ Examples:
   python tools/analysis_tools/get_flops.py   # every classifier of this project
 """
 
-import argparse
 from pathlib import Path
-from typing import List, Optional, Tuple
+from typing import Optional, Tuple
 
 import torch.nn as nn
 from mmengine.config import Config, DictAction
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from mmlaplace import get_model
 from mmlaplace.analysis.complexity import count_complexity
 from mmlaplace.analysis.networks import Network, image_size, network_of
 from mmlaplace.commands.command_line import ToolParser, read_config
+from mmlaplace.commands.terminal import print_table
 from mmlaplace.model_zoo import ModelInfo, get_config, read_models
 
 
@@ -102,19 +100,6 @@ def figures(
     )
 
 
-def chosen_configs(
-    parser: ToolParser, args: argparse.Namespace, models: List[ModelInfo]
-) -> List[str]:
-    """Paths of configs and names of the model zoo."""
-    if args.configs and not args.match:
-        return args.configs
-    zoo = [model.name for model in models if model.task == 'classification']
-    matched = [name for name in zoo if not args.match or any(part in name for part in args.match)]
-    if not matched:
-        parser.error(f'no classifier has one of {args.match} in its name; see docs/model_zoo.md')
-    return args.configs + matched
-
-
 def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_argument(
@@ -141,17 +126,22 @@ def main() -> None:
     zoo, models = {}, read_models()
     for model in models:
         zoo[model.name] = zoo[str(model.config.resolve())] = model
-    columns = ('model', 'params', 'in layers', 'published', 'MACs', 'published', 'with kernels')
-    table = Table(title='of one image')
-    for column in (*columns, 'FLOPs, all'):
-        table.add_column(column, justify='left' if column == 'model' else 'right', no_wrap=True)
-    for config in track(chosen_configs(parser, args, models), 'counting', transient=True):
+    chosen, rows = args.configs, []
+    if args.match or not chosen:
+        names = [model.name for model in models if model.task == 'classification']
+        matched = [n for n in names if not args.match or any(part in n for part in args.match)]
+        if not matched:
+            parser.error(
+                f'no classifier has one of {args.match} in its name; see docs/model_zoo.md'
+            )
+        chosen = chosen + matched
+    for config in track(chosen, 'counting', transient=True):
         known = zoo.get(config) or zoo.get(str(Path(config).resolve()))
-        try:
-            table.add_row(*figures(config, known, shape, args.attn_cfg))
-        except (TypeError, ValueError) as error:  # of an option or a size that a model refuses
-            parser.error(f'{config}: {error}')
-    Console(width=160).print(table)
+        # Of an option or a size that a model refuses.
+        with parser.refusing(TypeError, ValueError, start=f'{config}: '):
+            rows.append(figures(config, known, shape, args.attn_cfg))
+    columns = ('model', 'params', 'in layers', 'published', 'MACs', 'published', 'with kernels')
+    print_table((*columns, 'FLOPs, all'), rows, 'of one image')
 
 
 if __name__ == '__main__':

@@ -67,13 +67,6 @@ def inputs_of(cfg: Config, size: Tuple[int, int], batch: int, device: torch.devi
     return torch.randint(1, cfg.model.backbone.num_embeddings, (batch, *size), device=device)
 
 
-def sequences_size(cfg: Config) -> Tuple[int, int]:
-    """Sequences of a sample, which are two where the head takes them joined, and their length."""
-    encoder = cfg.model.backbone
-    pairs = cfg.model.head.in_channels > encoder.get('embed_dims', 64)
-    return 2 if pairs else 1, encoder.max_length
-
-
 def architecture(network: Network) -> Dict[str, List[int]]:
     """Widths, depths and heads of the stages, of a backbone of ours."""
     backbone = network.model.backbone
@@ -98,14 +91,12 @@ def counts(network: nn.Module, sample: Tensor) -> Dict[str, Any]:
 def speed(network: nn.Module, inputs: Tensor, device: torch.device, rounds: int) -> Dict[str, Any]:
     """Samples a second, and bytes at the peak of a pass, without and with gradients."""
     network, found = network.to(device), {}
-    jobs = {}
     for mode, train in (('test', False), ('training', True)):
-        network.train(train)
-        jobs[mode] = model_job(network, inputs, train)
-        seconds = interleave({mode: jobs[mode]}, rounds, device)[mode]
+        job = model_job(network.train(train), inputs, train)
+        seconds = interleave({mode: job}, rounds, device)[mode]
         found[f'{mode}_samples_per_second'] = len(inputs) / statistics.median(seconds)
-        seconds_of(jobs[mode], device)
-        found[f'{mode}_bytes'] = tensor_memory(jobs[mode], device)
+        seconds_of(job, device)
+        found[f'{mode}_bytes'] = tensor_memory(job, device)
     return dict(found, batch_size=len(inputs))
 
 
@@ -133,9 +124,10 @@ def main() -> None:
     if args.attention_term and is_of_sequences(cfg):
         parser.error('--attention-term needs a model of images, and this config is of sequences')
     if is_of_sequences(cfg):
-        rows, longest = sequences_size(cfg)
-        size = (rows, args.length or longest)
-        shape = dict(sequences=rows, length=size[1])
+        encoder = cfg.model.backbone  # a sample has two sequences where the head takes them joined
+        pairs = cfg.model.head.in_channels > encoder.get('embed_dims', 64)
+        size = (2 if pairs else 1, args.length or encoder.max_length)
+        shape = dict(zip(('sequences', 'length'), size))
     else:
         size = tuple(args.image_size) if args.image_size else image_size(cfg)
         shape = dict(image_size=list(size))
@@ -148,13 +140,11 @@ def main() -> None:
         if args.checkpoint:
             load_or_exit(network.model, args.checkpoint)
         found['attention_terms'] = term_sizes(network.model.backbone, photographs(size))
-    try:
+    with parser.refusing(ValueError, start=f'{args.config}: '):  # of a size that it refuses
         if args.speed:
             found.update(speed(network, inputs_of(cfg, size, batch, device), device, args.rounds))
         sample = inputs_of(cfg, size, 1, next(network.parameters()).device)
         found.update(counts(network.eval(), sample), machine=describe_machine(device))
-    except ValueError as error:  # of a size that the model refuses
-        parser.error(f'{args.config}: {error}')
     print(json.dumps(found, indent=2))
     if args.out:
         write_json(args.out, found)

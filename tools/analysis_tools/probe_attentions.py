@@ -73,10 +73,8 @@ def main() -> None:
         show_list(studies)
         return
     studies = {name: asked(study, args) for name, study in studies.items()}
-    try:
+    with parser.refusing(ValueError):
         study = chosen(studies[args.study], args.tasks, args.attentions)
-    except ValueError as error:
-        parser.error(str(error))
     if args.options:
         study = study._replace(probes=[{**probe, **args.options} for probe in study.probes])
     if args.report:

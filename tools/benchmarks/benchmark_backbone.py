@@ -64,7 +64,7 @@ from mmlaplace.commands.command_line import (
     write_json,
 )
 from mmlaplace.cpu import optimize
-from mmlaplace.lab.side_by_side.backbone_candidates import SOURCES, Builder, catalogue, find
+from mmlaplace.lab.side_by_side.backbone_candidates import SOURCES, catalogue, find
 from mmlaplace.lab.side_by_side.backbone_report import (
     exponents,
     measured,
@@ -112,13 +112,6 @@ def parse_size(text: str) -> Tuple[int, int]:
     if found is None:
         raise argparse.ArgumentTypeError(f'{text!r}: give SIDExBATCH such as 224x8, or SIDE')
     return int(found[1]), int(found[2] or 1)
-
-
-def build(builder: Builder, train: bool, device: torch.device) -> nn.Module:
-    torch.manual_seed(0)
-    model = builder(train).to(device)
-    model.train(train)  # mmpretrain's return None
-    return model
 
 
 def step_of(model: nn.Module, images: Tensor, train: bool, mode: str) -> Callable:
@@ -282,12 +275,14 @@ def main() -> int:
     print('\n'.join(f'{key}: {value}' for key, value in machine.items()))
     models, failures = {}, args.failures
     for name, builder in args.builders.items():
-        attempt = Attempt(lambda builder=builder: build(builder, args.train, device))
+        torch.manual_seed(0)
+        attempt = Attempt(lambda builder=builder: builder(args.train).to(device))
         model = attempt()
         if attempt.failure:
             failures[name] = attempt.failure
         else:
             models[name] = model
+            model.train(args.train)  # mmpretrain's return None
     rows = measure(models, args, device)
     result = dict(
         machine=machine, train=args.train, rounds=args.rounds, base=args.base, sizes=args.sizes,

@@ -39,10 +39,6 @@ IMDB = 'aclImdb_v1.tar.gz', 'https://ai.stanford.edu/~amaas/data/sentiment/'
 CIFAR = 'cifar-10-binary.tar.gz', 'https://www.cs.toronto.edu/~kriz/cifar.html'
 
 
-def text_bytes(text: str) -> np.ndarray:
-    return np.frombuffer(text.encode(), np.uint8)
-
-
 def convert_text(source: Path, out: Path) -> None:
     """Reviews in a fixed random order, so that the last tenth can be held out."""
     for number, split in enumerate(('train', 'test')):
@@ -69,7 +65,8 @@ def convert_retrieval(source: Path, out: Path) -> None:
                 pair = [text[:MOST_CHARACTERS] for text in (one, two)]
                 rows.append([numbers.setdefault(text, len(numbers)) for text in pair])
                 labels.append(int(float(label)))
-        write_split(out / split, map(text_bytes, numbers), labels, np.array(rows))
+        papers = (np.frombuffer(text.encode(), np.uint8) for text in numbers)
+        write_split(out / split, papers, labels, np.array(rows))
 
 
 def grey(pixels: np.ndarray) -> np.ndarray:
@@ -157,29 +154,18 @@ class Task(NamedTuple):
     archive: Tuple[str, str]
 
 
+REVIEWS = tuple(f'{split}/{label}' for split in ('train', 'test') for label in ('pos', 'neg'))
+PAPERS = tuple(f'tsv_data/new_aan_pairs.{split}.tsv' for split in ('train', 'eval', 'test'))
+BATCHES = (*(f'data_batch_{i}.bin' for i in range(1, 6)), 'test_batch.bin')
+LISTS = tuple(f'listops-1000/basic_{split}.tsv' for split in ('train', 'val', 'test'))
+PATHS = ('pathfinder32/curv_contour_length_14/metadata',)
 TASKS = {
-    'text': Task(
-        convert_text, 'aclImdb',
-        tuple(f'{split}/{label}' for split in ('train', 'test') for label in ('pos', 'neg')), IMDB,
-    ),
-    'retrieval': Task(
-        convert_retrieval, 'lra_release',
-        tuple(f'tsv_data/new_aan_pairs.{split}.tsv' for split in ('train', 'eval', 'test')),
-        RELEASE,
-    ),
-    'image': Task(
-        convert_image, 'cifar-10-batches-bin',
-        (*(f'data_batch_{i}.bin' for i in range(1, 6)), 'test_batch.bin'), CIFAR,
-    ),
-    'listops': Task(
-        convert_listops, 'lra_release',
-        tuple(f'listops-1000/basic_{split}.tsv' for split in ('train', 'val', 'test')), RELEASE,
-    ),
-    'pathfinder': Task(
-        convert_pathfinder, 'lra_release', ('pathfinder32/curv_contour_length_14/metadata',),
-        RELEASE,
-    ),
-}  # fmt: skip
+    'text': Task(convert_text, 'aclImdb', REVIEWS, IMDB),
+    'retrieval': Task(convert_retrieval, 'lra_release', PAPERS, RELEASE),
+    'image': Task(convert_image, 'cifar-10-batches-bin', BATCHES, CIFAR),
+    'listops': Task(convert_listops, 'lra_release', LISTS, RELEASE),
+    'pathfinder': Task(convert_pathfinder, 'lra_release', PATHS, RELEASE),
+}
 
 
 def find_source(task: Task, source: Path) -> Path:

@@ -25,7 +25,7 @@ from typing import Dict, List
 import numpy as np
 from rich.progress import track
 
-from mmlaplace.commands.command_line import ToolParser, positive
+from mmlaplace.commands.command_line import ToolParser, at_least, positive
 from mmlaplace.lab.lra.listops import ListOpsSettings, expressions
 from mmlaplace.lab.lra.pathfinder import AUTHORS_CONTRASTS, LEVELS, PathfinderSettings, make_picture
 from mmlaplace.lab.lra.storage import make_folder, write_split
@@ -104,24 +104,18 @@ def main() -> None:
     parser.add_argument('--tasks', nargs='+', choices=list(MAKERS), default=list(MAKERS))
     parser.add_argument('--size', choices=('full', 'mini'), default='full')
     parser.add_argument('--out', type=Path, default=Path('data/lra'), help='default: %(default)s')
-    parser.add_argument('--seed', type=int, default=0, help='default: %(default)s')
+    parser.add_argument('--seed', type=partial(at_least, 0), default=0, help='default: %(default)s')
     parser.add_argument('--workers', type=positive, default=1, help='processes that draw pictures')
     parser.add_argument(
         '--contrasts', choices=('equal', 'authors'), default='equal',
         help="brightness of Pathfinder's bars: equal, or as in the authors' generator, where "
         'distractors are brighter than paths',
     )  # fmt: skip
-    parser.add_argument(
-        '--count', type=positive, metavar='N',
-        help='N training samples, and N / 10 of the other splits',
-    )  # fmt: skip
+    parser.add_argument('--count', type=partial(at_least, 10), metavar='N',
+                        help='N training samples, and N / 10 of the other splits')  # fmt: skip
     parser.add_argument('--force', action='store_true', help='replace data made otherwise')
     args = parser.parse_args()
     parser.check_folder('--out', args.out)
-    if args.count is not None and args.count < 10:
-        parser.error(f'--count must be at least 10, got {args.count}')
-    if args.seed < 0:
-        parser.error(f'--seed must be at least 0, got {args.seed}')
     for task in args.tasks:
         settings, counts = SETTINGS[task, args.size], COUNTS[task, args.size]
         if args.count is not None:
@@ -133,10 +127,8 @@ def main() -> None:
         fill = partial(
             MAKERS[task], seed=args.seed, settings=settings, counts=counts, workers=args.workers
         )
-        try:
+        with parser.refusing(FileExistsError):
             made = make_folder(folder, record, args.force, fill)
-        except FileExistsError as error:
-            parser.error(str(error))
         print(f'wrote {folder}' if made else f'{folder} is there already')
 
 

@@ -31,7 +31,7 @@ Example:
 from functools import partial
 from pathlib import Path
 
-from mmlaplace.commands.command_line import ToolParser
+from mmlaplace.commands.command_line import ToolParser, at_least
 from mmlaplace.lab.lra.storage import make_folder
 from mmlaplace.lab.mini_datasets import fashion, pictures
 
@@ -41,26 +41,19 @@ def main() -> None:
     tasks = ('classification', 'detection', 'segmentation')
     parser.add_argument('--tasks', nargs='+', choices=list(pictures.MAKERS), default=tasks)
     parser.add_argument('--out', type=Path, default=Path('data/mini'), help='default: %(default)s')
-    parser.add_argument('--seed', type=int, default=0, help='default: %(default)s')
+    parser.add_argument('--seed', type=partial(at_least, 0), default=0, help='default: %(default)s')
     parser.add_argument('--fashion-files', type=Path, default=fashion.PACKAGE, metavar='FOLDER',
                         help='with the files of Fashion-MNIST; default: %(default)s')  # fmt: skip
     parser.add_argument('--force', action='store_true', help='replace data made otherwise')
     args = parser.parse_args()
     parser.check_folder('--out', args.out)
-    if args.seed < 0:
-        parser.error(f'--seed must be at least 0, got {args.seed}')
     for task in args.tasks:
         folder = args.out / task
         options = dict(source=args.fashion_files) if task == 'fashion' else {}
         make = partial(pictures.fill, task=task, seed=args.seed, **options)
-        try:
+        with parser.refusing(FileExistsError, FileNotFoundError, ValueError):
             made = make_folder(folder, pictures.settings(args.seed), args.force, make)
-        except (FileExistsError, FileNotFoundError, ValueError) as error:
-            parser.error(str(error))
-        if made:
-            print(f'wrote {folder}')
-        else:
-            print(f'{folder} is there already')
+        print(f'wrote {folder}' if made else f'{folder} is there already')
 
 
 if __name__ == '__main__':

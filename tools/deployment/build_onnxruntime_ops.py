@@ -12,15 +12,14 @@ Examples:
   ORT_INCLUDE=/usr/include/onnxruntime python tools/deployment/build_onnxruntime_ops.py
 """
 
-import argparse
 import os
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Optional
 
+from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.deployment.onnx_ops import LIBRARY
 
 SOURCES = Path(__file__).resolve().parents[2] / 'ops' / 'onnxruntime'
@@ -85,16 +84,12 @@ def _run(command: list) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ToolParser(__doc__)
     parser.add_argument('--headers', type=Path, help='of ONNX Runtime; default: $ORT_INCLUDE')
     parser.add_argument('--out', type=Path, default=LIBRARY, help='default: %(default)s')
     args = parser.parse_args()
-    try:
+    with parser.refusing(FileNotFoundError, RuntimeError):
         build(find_headers(args.headers), args.out)
-    except (FileNotFoundError, RuntimeError) as error:
-        sys.exit(f'{Path(sys.argv[0]).name}: error: {error}')
     print(f'{args.out}: run_onnx.py takes it by --library; mmlaplace finds it in {LIBRARY}')
 
 

@@ -118,10 +118,8 @@ def parse_arguments() -> Tuple[ToolParser, argparse.Namespace]:
             'are in fp32 only'
         )
     if args.format == 'onnx' and (args.verify or args.benchmark):
-        try:
+        with parser.refusing(ImportError, ValueError):
             exporting.check_providers(args.providers)
-        except (ImportError, ValueError) as error:
-            parser.error(str(error))
     return parser, args
 
 
@@ -170,15 +168,6 @@ def export(form: Deployable, cfg: Config, args: argparse.Namespace, size: Size) 
     with whole_file(args.out) as temporary:
         exporting.WRITERS[args.format](program, temporary, about)
     return about
-
-
-def warn_of_sizes(about: dict) -> None:
-    """Say on stderr if the file does not take some of the sizes that its pipeline makes."""
-    image = np.zeros((480, 640) + (3,) * (about['color'] == 'color'), np.uint8)
-    try:
-        image_pipeline.prepare(image, about)
-    except ValueError as error:
-        print(f'The file does not take every image: {error}.', file=sys.stderr)
 
 
 def tell(sentence: str) -> None:
@@ -233,17 +222,14 @@ def verify_deployed(
         if args.format == 'onnx' and about['batch'] in (None, 1):
             found = commanded(args, folder, paths)
         else:
-            found = verification.in_process(batched(run, about), about, paths)
+            # A file may take a fixed number of images.
+            batched = lambda x, *more: run(  # noqa: E731
+                x.expand(about['batch'] or 1, -1, -1, -1).contiguous(), *more
+            )
+            found = verification.in_process(batched, about, paths)
     pairs = zip(expected, found)
     rows = [verification.prediction_differences(about['task'], *pair) for pair in pairs]
     return dict(images=len(paths), **judged(rows, about))
-
-
-def batched(run: Callable, about: dict) -> Callable:
-    """A function of one image for a file that takes a fixed number of them."""
-    return lambda images, *more: run(
-        images.expand(about['batch'] or 1, -1, -1, -1).contiguous(), *more
-    )
 
 
 def commanded(args: argparse.Namespace, folder: Path, paths: List[Path]) -> List[dict]:
@@ -292,7 +278,7 @@ def export_and_verify(parser: ToolParser, args: argparse.Namespace) -> dict:
     """Write the file, and compare and time it if that was asked for; what is reported of it."""
     cfg = read_config(args.config, 'default_scope', 'model.backbone', options=args.cfg_options)
     cfg.model.backbone.init_cfg = None
-    try:
+    with parser.refusing(ImportError, NotDeployableError):
         exporting.require_packages(*exporting.NEEDED[args.format])
         model = build_model(cfg)
         load_or_exit(model, args.checkpoint, min_matched=1)
@@ -300,26 +286,25 @@ def export_and_verify(parser: ToolParser, args: argparse.Namespace) -> dict:
         cfg, size = planned_size(cfg, form, args)
         start = time.perf_counter()
         about = export(form, cfg, args, size)
-        warn_of_sizes(about)
-    except (ImportError, NotDeployableError) as error:
-        parser.error(str(error))
+    image = np.zeros((480, 640) + (3,) * (about['color'] == 'color'), np.uint8)
+    try:
+        image_pipeline.prepare(image, about)
+    except ValueError as error:  # of a size that the pipeline makes
+        print(f'The file does not take every image: {error}.', file=sys.stderr)
     report = dict(
         file=str(args.out), about=about, megabytes=round(args.out.stat().st_size / 2**20, 2),
         seconds=round(time.perf_counter() - start, 1),
     )  # fmt: skip
     if args.verify or args.benchmark:
         options = dict(providers=args.providers) if args.format == 'onnx' else {}
-        try:
+        with parser.refusing(FileNotFoundError, ValueError):
             run, about = exporting.open_exported(args.out, **options)
-        except (FileNotFoundError, ValueError) as error:
-            parser.error(str(error))
         sizes = verification.sizes_to_verify(size, about['multiple'], about['size'] is None)
         if args.verify:
             report['differences'] = verify(model, form, run, about, sizes)
-            try:
+            start = f'{args.out} was written and cannot be verified: '
+            with parser.refusing(RuntimeError, ValueError, start=start):
                 report['deployed'] = verify_deployed(cfg, model, run, about, args)
-            except (RuntimeError, ValueError) as error:
-                parser.error(f'{args.out} was written and cannot be verified: {error}')
         if args.benchmark:
             batch = about['batch'] or args.batch_size
             report['milliseconds'] = benchmark(form, run, batch, sizes, args.rounds)

@@ -113,10 +113,8 @@ def main() -> None:
     parser.add_output('--report', help='write what is printed here too, as JSON')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, default={})
     args = parser.parse_args()
-    try:
+    with parser.refusing(ImportError):
         exporting.require_packages('onnx', 'onnxruntime')
-    except ImportError as error:
-        parser.error(str(error))
     if args.out.suffix != '.onnx':
         parser.error(f'--out must end with .onnx, got {args.out}')
     if args.out.resolve() == args.model.resolve():
@@ -126,11 +124,9 @@ def main() -> None:
         options=args.cfg_options,
     )  # fmt: skip
     import_module(f'{cfg.default_scope}.utils').register_all_modules(init_default_scope=False)
-    try:
+    with parser.refusing(FileNotFoundError, ValueError):
         before, about = exporting.open_exported(args.model)
         image_pipeline.facts(json.dumps(about), args.model)
-    except (FileNotFoundError, ValueError) as error:
-        parser.error(str(error))
     if about['task'] != 'classification' or about['precision'] != 'fp32':
         parser.error(
             f'the model must be a classifier in fp32, but {args.model} is for {about["task"]} in '
@@ -143,11 +139,9 @@ def main() -> None:
         )
     # On a terminal alone, and so seldom that timings do not notice.
     with Console(stderr=True).status('quantising, testing and timing', refresh_per_second=1):
-        try:
+        with parser.refusing(ValueError):
             calibration = [image for image, _ in images_of(cfg, about, 'train', args.calibration)]
             images = list(images_of(cfg, about, 'test', args.test))
-        except ValueError as error:
-            parser.error(str(error))
         quantize(args.model, args.out, calibration)
         after, _ = exporting.open_exported(args.out)
         files, runs = dict(fp32=args.model, int8=args.out), dict(fp32=before, int8=after)

@@ -133,19 +133,12 @@ def pictures_of(found: Dict[str, np.ndarray], about: dict, top: int) -> Dict[str
     return {f'_{index}': 255 * mask for index, mask in enumerate(masks)}
 
 
-def check_out(args: argparse.Namespace, about: dict, taken: set) -> None:
-    """Note in ``taken`` the file that each image has in any case.
+def note(place: Path, force: bool, taken: set) -> None:
+    """Note a file of results in ``taken``.
 
     Raises:
         ValueError: If it would replace an image or another result, or without --force a file.
     """
-    suffix = '.png' if about['task'] == 'segmentation' else '.json'
-    for path in args.images:
-        note(args.out / f'{path.stem}{suffix}', args.force, taken)
-
-
-def note(place: Path, force: bool, taken: set) -> None:
-    """Note a file in ``taken``, or raise a ValueError as :func:`check_out` does."""
     if place.resolve() in taken:
         raise ValueError(f'{place} is already one of the images or results; name another --out')
     if place.exists() and not force:
@@ -157,7 +150,7 @@ def write(path: Path, pictures: dict, found: dict, args: argparse.Namespace, tak
     """Write the predictions for an image, and remove masks of an earlier run.
 
     Raises:
-        ValueError: As :func:`check_out`, for a mask.
+        ValueError: As :func:`note`, for a mask.
     """
     import cv2
 
@@ -217,8 +210,10 @@ def main() -> None:
     about = image_pipeline.of_size(about, args.image_size)
     taken = {path.resolve() for path in args.images}
     if args.out:
+        suffix = '.png' if about['task'] == 'segmentation' else '.json'
         try:
-            check_out(args, about, taken)
+            for path in args.images:  # the file that each has in any case
+                note(args.out / f'{path.stem}{suffix}', args.force, taken)
         except ValueError as error:
             parser.error(str(error))
     for path in args.images:

@@ -21,7 +21,6 @@ Examples:
       --out again.png                                                   # draw it again
 """
 
-import sys
 from pathlib import Path
 from typing import Callable, Dict, NamedTuple
 
@@ -30,26 +29,8 @@ import torch
 from mmlaplace.analysis.measuring import describe_machine
 from mmlaplace.commands.command_line import ToolParser, positive, read_json, write_json
 from mmlaplace.lab.figures import save
-from mmlaplace.lab.reproduction.figure_drawings import (
-    draw_eigenvalues,
-    draw_gates,
-    draw_memory,
-    draw_newton,
-    draw_parameters,
-    draw_rows,
-    draw_speed,
-    draw_speed_and_macs,
-)
-from mmlaplace.lab.reproduction.figure_numbers import (
-    eigenvalues,
-    gates,
-    memory,
-    newton,
-    parameters,
-    rows,
-    speed,
-    speed_and_macs,
-)
+from mmlaplace.lab.reproduction import figure_drawings as drawings
+from mmlaplace.lab.reproduction import figure_numbers as numbers
 from mmlaplace.lab.reproduction.inverse_norms import draw_inverse_norms, inverse_norms
 
 
@@ -68,15 +49,15 @@ class Figure(NamedTuple):
 
 
 FIGURES: Dict[str, Figure] = {
-    'softpp-1a': Figure(parameters, draw_parameters),
-    'softpp-1b': Figure(memory, draw_memory),
-    'softpp-3': Figure(speed, draw_speed),
-    'softpp-5': Figure(newton, draw_newton, 'one'),
-    'softpp-6a': Figure(eigenvalues, draw_eigenvalues, 'one'),
+    'softpp-1a': Figure(numbers.parameters, drawings.draw_parameters),
+    'softpp-1b': Figure(numbers.memory, drawings.draw_memory),
+    'softpp-3': Figure(numbers.speed, drawings.draw_speed),
+    'softpp-5': Figure(numbers.newton, drawings.draw_newton, 'one'),
+    'softpp-6a': Figure(numbers.eigenvalues, drawings.draw_eigenvalues, 'one'),
     'softpp-6b': Figure(inverse_norms, draw_inverse_norms, 'one'),
-    'polaformer-3': Figure(gates, draw_gates, 'one'),
-    'polaformer-4': Figure(speed_and_macs, draw_speed_and_macs),
-    'polaformer-5': Figure(rows, draw_rows, 'some'),
+    'polaformer-3': Figure(numbers.gates, drawings.draw_gates, 'one'),
+    'polaformer-4': Figure(numbers.speed_and_macs, drawings.draw_speed_and_macs),
+    'polaformer-5': Figure(numbers.rows, drawings.draw_rows, 'some'),
 }
 
 
@@ -103,13 +84,8 @@ def parse_args(parser: ToolParser):
     parser.add_argument('--rounds', type=positive, default=3, help='to time; %(default)s')
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     parser.add_argument('--depth', type=positive, default=12, help='softpp-1b: layers; %(default)s')
-    parser.add_argument(
-        '--multiples',
-        nargs='+',
-        type=int,
-        default=list(range(1, 9)),
-        help='softpp-1b: of 784 tokens',
-    )
+    parser.add_argument('--multiples', nargs='+', type=int, default=list(range(1, 9)),
+                        help='softpp-1b: of 784 tokens')  # fmt: skip
     parser.add_argument(
         '--memory', type=float, default=16, help='softpp-1b: GB not to be exceeded; %(default)s'
     )
@@ -141,10 +117,8 @@ def main() -> None:
     else:
         torch.manual_seed(0)
         machine = describe_machine(torch.device(args.device))
-        try:
+        with parser.refusing(ValueError):
             found = dict(figure=args.name, machine=machine, **figure.numbers(args))
-        except ValueError as error:
-            sys.exit(f'{parser.prog}: error: {error}')
         write_json(out.with_suffix('.json'), found)
     save(figure.draw(found), out, dpi=120)
     print('wrote', *written)

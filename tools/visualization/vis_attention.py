@@ -26,7 +26,7 @@ from itertools import accumulate
 from operator import mul
 from pathlib import Path
 from textwrap import fill
-from typing import Dict, List, NamedTuple
+from typing import List, NamedTuple
 
 import numpy as np
 import torch
@@ -58,17 +58,7 @@ class Column(NamedTuple):
     stride: int
 
 
-def matrices_drawn(attention: BaseAttention, matrix: str) -> Dict[str, dict]:
-    """Those of the attention's matrices that were asked for, as :func:`matrices_of` has them."""
-    other = {'Z': 'nystrom', 'Ĝ': 'whitened'}
-    return {
-        name: options
-        for name, options in matrices_of(attention).items()
-        if other.get(name) != matrix
-    }
-
-
-def find(parser: argparse.ArgumentParser, args, config: str, backbone, image: Tensor) -> Mixed:
+def find(parser: ToolParser, args, config: str, backbone, image: Tensor) -> Mixed:
     """What the attention chosen mixed of an image; an error if there is none."""
     if not 0 <= args.stage < len(backbone.stages):
         parser.error(f'--stage {args.stage}: {config} has stages 0 to {len(backbone.stages) - 1}')
@@ -76,21 +66,16 @@ def find(parser: argparse.ArgumentParser, args, config: str, backbone, image: Te
     if not -depth <= args.block < depth:
         parser.error(f'--block {args.block}: that stage of {config} has blocks 0 to {depth - 1}')
     chosen = (args.stage, args.block % depth)
-    found = [
-        mixed
-        for mixed in mixed_by(backbone, BaseAttention, image)
-        if (mixed.stage, mixed.block) == chosen
-    ]
+    every = mixed_by(backbone, BaseAttention, image)
+    found = [mixed for mixed in every if (mixed.stage, mixed.block) == chosen]
     if not found:
         parser.error(
             f'--stage {args.stage}: that block of {config} has no attention with queries, keys and '
             'values, so there is no map of weights to draw; choose another stage or model'
         )
     mixed = found[0]
-    try:
+    with parser.refusing(ValueError, start=f'--stage {args.stage}: '):
         check_rows(mixed.attention)
-    except ValueError as error:
-        parser.error(f'--stage {args.stage}: {error}')
     heads = mixed.attention.num_heads
     if not 0 <= args.head < heads:
         parser.error(f'--head {args.head}: that stage of {config} has heads 0 to {heads - 1}')
@@ -220,8 +205,9 @@ def main() -> None:
         pixels = normalized(image, (height, width), preprocessor_of(config))
         mixed = find(parser, args, config, backbone, pixels)
         stride = math.prod(backbone.stage_strides[: args.stage + 1])
-        drawn = matrices_drawn(mixed.attention, args.matrix)
-        for matrix, options in drawn.items():
+        for matrix, options in matrices_of(mixed.attention).items():
+            if {'Z': 'nystrom', 'Ĝ': 'whitened'}.get(matrix) == args.matrix:
+                continue  # the other one of LaplacianAttention's two was asked for
             maps = [
                 attention_map(mixed, (int(y / stride), int(x / stride)), args.head, **options)
                 for x, y in points

@@ -25,7 +25,7 @@ from itertools import accumulate
 from operator import mul
 from pathlib import Path
 from textwrap import fill
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional
 from unittest import mock
 
 import numpy as np
@@ -39,16 +39,8 @@ from mmengine.registry import DATASETS, DefaultScope
 from rich.progress import track
 from torch import Tensor
 
-from mmlaplace.commands.command_line import (
-    PICTURES,
-    ToolParser,
-    check_backbone,
-    load_or_exit,
-    positive,
-    read_config,
-)
+from mmlaplace.commands.command_line import PICTURES, ToolParser, positive, trained_model
 from mmlaplace.lab.figures import new_figure, save
-from mmlaplace.model_zoo import build_model
 from mmlaplace.models.layers import tokens_to_map
 from mmlaplace.models.layers.class_attention import ClassAttention
 
@@ -160,14 +152,6 @@ def load_images(cfg: Config, images: Optional[List[str]], count: int, seed: int)
     return [dataset[i] for i in shown]
 
 
-def class_names(cfg: Config) -> List[str]:
-    """Names of the classes as far as the config knows them."""
-    dataset = cfg.test_dataloader.dataset
-    with DATASETS.switch_scope_and_registry(cfg.default_scope) as registry:
-        known = registry.get(dataset.type).METAINFO
-    return dict(known, **(dataset.get('metainfo') or {})).get('classes', ())
-
-
 class Picture(NamedTuple):
     """What is drawn of one image."""
 
@@ -245,20 +229,6 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
     return args
 
 
-def prepared(args: argparse.Namespace) -> Tuple[Config, nn.Module]:
-    """The config, and its model with the weights, in eval mode."""
-    cfg = read_config(
-        args.config, 'default_scope', 'model.backbone', 'test_dataloader.dataset',
-        options=args.cfg_options,
-    )  # fmt: skip
-    if cfg.model.backbone.get('with_cp'):
-        cfg.model.backbone.with_cp = False  # layers would run, and be recorded, twice
-    check_backbone(cfg, args.config)
-    model = build_model(cfg)
-    load_or_exit(model, args.checkpoint, min_matched=1)
-    return cfg, model.to(args.device).eval()
-
-
 def main() -> None:
     parser = ToolParser(__doc__)
     args = parse_args(parser)
@@ -268,13 +238,14 @@ def main() -> None:
     except ModuleNotFoundError as error:
         parser.error(f'{error}; install it with pip install grad-cam')
 
-    cfg, model = prepared(args)
+    cfg, model = trained_model(args, 'test_dataloader.dataset')
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        try:
+        with parser.refusing(OSError):
             images = load_images(cfg, args.images, args.count, args.seed)
-        except OSError as error:
-            parser.error(str(error))
-        classes = class_names(cfg)
+        dataset = cfg.test_dataloader.dataset
+        with DATASETS.switch_scope_and_registry(cfg.default_scope) as registry:
+            known = registry.get(dataset.type).METAINFO
+        classes = dict(known, **(dataset.get('metainfo') or {})).get('classes', ())
 
     def chosen(scores: Tensor) -> int:
         """The class to explain, from the scores of all."""
@@ -305,10 +276,8 @@ def main() -> None:
     for data in track(images, 'images', transient=True):
         batch = model.data_preprocessor(pseudo_collate([data]), False)
         scores.samples = batch['data_samples']
-        try:
+        with parser.refusing(LayerError):
             (heat,) = cam(batch['inputs'].requires_grad_(), [target])
-        except LayerError as error:
-            parser.error(str(error))
         category = chosen(cam.outputs[0])
         pixels = data['inputs'].permute(1, 2, 0).numpy()[..., ::-1] / np.float32(255)  # was BGR
         pixels **= args.gamma

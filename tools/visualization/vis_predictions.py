@@ -27,16 +27,8 @@ from mmengine.registry import DATASETS, VISUALIZERS
 from PIL import Image
 from rich.progress import track
 
-from mmlaplace.commands.command_line import (
-    PICTURES,
-    ToolParser,
-    check_backbone,
-    load_or_exit,
-    positive,
-    read_config,
-)
+from mmlaplace.commands.command_line import PICTURES, ToolParser, positive, trained_model
 from mmlaplace.lab.figures import new_figure, save
-from mmlaplace.model_zoo import build_model
 
 MIN_SCORE = 0.5  # of a box that is drawn
 COUNT = {'mmpretrain': 24}  # images; of other toolboxes fewer, which are larger
@@ -90,15 +82,6 @@ def name_boxes(axis, sample, classes) -> None:
         )  # fmt: skip
 
 
-def meta_with_colours(meta: dict) -> dict:
-    """What a data set says of its classes, with bright colours if it has those of others."""
-    classes = meta.get('classes') or ()
-    if len(meta.get('palette') or ()) == len(classes):
-        return meta
-    colours = colormaps['hsv'](np.arange(len(classes)) / len(classes))
-    return dict(meta, palette=[tuple(int(255 * part) for part in c[:3]) for c in colours])
-
-
 def draw(pictures: list, columns: int, classes, heading: str, path: Path) -> None:
     """Draw all pictures, in rows."""
     height, width = pictures[0][1].shape[:2]
@@ -133,22 +116,19 @@ def main() -> None:
     if args.gamma <= 0:
         parser.error(f'--gamma must be positive, got {args.gamma}')
 
-    cfg = read_config(
-        args.config, 'default_scope', 'model.backbone', 'test_dataloader.dataset', 'visualizer',
-        options=args.cfg_options,
-    )  # fmt: skip
+    cfg, model = trained_model(args, 'test_dataloader.dataset', 'visualizer')
     scope = cfg.default_scope
     import_module(f'{scope}.utils').register_all_modules()
-    check_backbone(cfg, args.config)
-    model = build_model(cfg)
-    load_or_exit(model, args.checkpoint, min_matched=1)
-    model.to(args.device).eval()
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     visualizer = VISUALIZERS.build(dict(cfg.visualizer, vis_backends=None, name='predictions'))
-    visualizer.dataset_meta = meta_with_colours(dataset.metainfo)
+    meta = dataset.metainfo
+    classes = meta.get('classes')
+    if len(meta.get('palette') or ()) != len(classes or ()):  # it has those of other classes
+        colours = colormaps['hsv'](np.arange(len(classes)) / len(classes))
+        meta = dict(meta, palette=[tuple(int(255 * part) for part in c[:3]) for c in colours])
+    visualizer.dataset_meta = meta
     if scope == 'mmdet':
         visualizer.draw_texts = lambda *args, **options: None  # name_boxes writes larger names
-    classes = dataset.metainfo.get('classes')
     show = classified if scope == 'mmpretrain' else drawn
 
     pictures = []

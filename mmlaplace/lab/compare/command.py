@@ -47,54 +47,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'COCO. A second call continues the first.'
     )
     parser.add_argument(
-        'attention',
-        metavar='FILE.py:CLASS',
+        'attention', metavar='FILE.py:CLASS',
         help='or package.module:CLASS, or the name of a registered attention',
-    )
+    )  # fmt: skip
     parser.add_argument(
-        '--with',
-        nargs='+',
-        dest='others',
-        default=list(OTHERS),
-        metavar='NAME',
+        '--with', nargs='+', dest='others', default=list(OTHERS), metavar='NAME',
         help='attentions beside it, such as SOFT or "Pola, gate=true"; default: '
         f'{" ".join(OTHERS)}',
-    )
+    )  # fmt: skip
     parser.add_argument(
-        '--contract',
-        action='store_true',
+        '--contract', action='store_true',
         help='check the contract alone, which takes seconds; the exit status is 1 if a point fails',
-    )
+    )  # fmt: skip
     parser.add_argument(
-        '--own-frames',
-        action='store_true',
-        help='each attention with the layers of its paper around it, instead of '
-        'the same layers for all',
-    )
+        '--own-frames', action='store_true',
+        help='each attention with the layers of its paper around it, instead of the same layers '
+        'for all',
+    )  # fmt: skip
     parser.add_argument(
-        '--budget',
-        type=positive,
-        metavar='MINUTES',
+        '--budget', type=positive, metavar='MINUTES',
         help='fewer seeds, sizes and steps, as fit into so many minutes',
-    )
+    )  # fmt: skip
     parser.add_argument(
-        '--jobs',
-        type=positive,
-        default=cores(),
+        '--jobs', type=positive, default=cores(),
         help='trainings at once, of a thread each; default: %(default)s',
-    )
+    )  # fmt: skip
     parser.add_argument('--out', type=Path, help='default: work_dirs/compare/CLASS')
     parser.add_argument(
-        '--force',
-        action='store_true',
+        '--force', action='store_true',
         help='start again where there are results of another attention',
-    )
+    )  # fmt: skip
     parser.add_argument(
-        '--data-root',
-        type=Path,
-        default=Path('data/mini'),
+        '--data-root', type=Path, default=Path('data/mini'),
         help='of the small images, which are made if missing; %(default)s',
-    )
+    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
@@ -119,7 +105,9 @@ def run(args: argparse.Namespace) -> int:
         return bad_input('it does not run in every backbone; mend the points above', status=1)
     try:
         plan, left_out, seconds = make_plan(candidates, args, start, console)
-        make_data(plan, args.data_root, console)
+        textures, make = args.data_root / 'textures', partial(data.fill, task='textures', seed=0)
+        if plan.backbones and make_folder(textures, data.settings(0), False, make):
+            console.print(f'wrote {textures}')
     except (ValueError, ImportError, FileExistsError) as error:
         return bad_input(str(error))
     if args.force:
@@ -236,15 +224,6 @@ def make_plan(
     for text in left_out:
         console.print(f'  left out: {text}')
     return plan, left_out, seconds
-
-
-def make_data(plan: Plan, root: Path, console: Console) -> None:
-    """Make the small images, if they are missing."""
-    if not plan.backbones:
-        return
-    make = partial(data.fill, task='textures', seed=0)
-    if make_folder(root / 'textures', data.settings(0), False, make):
-        console.print(f'wrote {root / "textures"}')
 
 
 def run_plan(

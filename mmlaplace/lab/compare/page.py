@@ -7,8 +7,8 @@ import statistics
 from pathlib import Path
 from typing import Iterator, List, NamedTuple
 
-from ...writing import write_whole
-from ..probes.report import text_of
+from ...writing import markdown_table, write_whole
+from ..probes.report import draw, text_of
 from ..probes.study import REACHED
 from ..probes.tasks import PROBES
 from ..side_by_side.attention_report import cost_table, left_out, markdown, spread
@@ -16,7 +16,7 @@ from ..side_by_side.seed_differences import by_attention, differences, half_widt
 from .configs import RECIPES
 from .contract import FAILED, Finding
 from .frames import Candidate
-from .pictures import draw_costs, draw_images, draw_tasks
+from .pictures import draw_costs, draw_images
 from .plan import BACKBONES, Plan
 from .points import POINTS
 from .runs import Found
@@ -57,20 +57,19 @@ class Page(NamedTuple):
 
 def write_page(page: Page, folder: Path) -> List[Path]:
     """Write README.md, page.html and the pictures, and return their paths."""
-    yours, pictures = page.candidates[0].label, []
-    if page.found.tasks.rows:
-        draw_tasks(page.found.tasks, folder / 'tasks.png')
-        pictures.append(folder / 'tasks.png')
-    if page.found.costs:
-        draw_costs(page.found.costs, yours, folder / 'costs.png')
-        pictures.append(folder / 'costs.png')
-    if page.found.images:
-        draw_images(page.found.images, yours, folder / 'images.png')
-        pictures.append(folder / 'images.png')
+    yours, found = page.candidates[0].label, page.found
+    pictures = {kind: folder / f'{kind}.png' for kind in ('tasks', 'costs', 'images')}
+    if found.tasks.rows:
+        draw(found.tasks, pictures['tasks'], title='small tasks, accuracy (%)')
+    if found.costs:
+        draw_costs(found.costs, yours, pictures['costs'])
+    if found.images:
+        draw_images(found.images, yours, pictures['images'])
     text = '\n\n'.join(sections(page)) + '\n'
     write_whole(folder / 'README.md', text)
     write_whole(folder / 'page.html', to_html(text, folder))
-    return [folder / 'README.md', folder / 'page.html', *pictures]
+    drawn = dict(tasks=found.tasks.rows, costs=found.costs, images=found.images)
+    return [folder / 'README.md', folder / 'page.html', *(pictures[k] for k in drawn if drawn[k])]
 
 
 def to_html(text: str, folder: Path) -> str:
@@ -106,7 +105,12 @@ def sections(page: Page) -> Iterator[str]:
     yield from task_section(page)
     yield from cost_section(page)
     yield from image_section(page)
-    if absent := left_out_lines(page):
+    absent = [f'By `--budget`: {text}' for text in page.left_out]
+    absent += [
+        f'{part}: {count} runs have no result; the same command continues with them'
+        for part, count in page.found.missing.items() if count
+    ]  # fmt: skip
+    if absent:
         yield '## Left out'
         yield '\n'.join(f'- {line}' for line in absent)
     yield '## Train it at full size'
@@ -186,8 +190,7 @@ def frame_section(page: Page) -> Iterator[str]:
 
 def words(header: List[str], rows: List[List[str]]) -> str:
     """A table of words, which are aligned at the left."""
-    cells = [[cell.replace('|', '\\|') for cell in row] for row in rows]
-    return markdown(header, cells).replace('---:', '---')
+    return markdown_table(header, [[cell.replace('|', '\\|') for cell in row] for row in rows])
 
 
 def contract_table(findings: List[Finding]) -> str:
@@ -285,13 +288,3 @@ def image_table(results: List[dict], yours: str) -> str:
         cells += [f'{runs[0]["parameters"] / 1e3:.0f}', f'{runs[0]["macs"] / 1e6:.0f}']
         rows.append(cells)
     return markdown(['attention', *columns, 'difference', 'K params', 'M MACs'], rows)
-
-
-def left_out_lines(page: Page) -> List[str]:
-    """What the budget left out, and which runs have no result."""
-    lines = [f'By `--budget`: {text}' for text in page.left_out]
-    lines += [
-        f'{part}: {count} runs have no result; the same command continues with them'
-        for part, count in page.found.missing.items() if count
-    ]  # fmt: skip
-    return lines

@@ -5,16 +5,10 @@ from pathlib import Path
 from typing import Dict, List
 
 from ..figures import new_figure, save
-from ..probes.report import Table, draw
 from ..side_by_side.seed_differences import by_attention
 from .plan import BACKBONES
 
 YOURS = 'black'
-
-
-def draw_tasks(table: Table, path: Path) -> None:
-    """The accuracies of small tasks, as a heat map."""
-    draw(table, path, title='small tasks, accuracy (%)')
 
 
 def draw_costs(costs: Dict[str, dict], yours: str, path: Path) -> None:
@@ -30,11 +24,9 @@ def draw_costs(costs: Dict[str, dict], yours: str, path: Path) -> None:
     for axis, (name, key, scale, title) in zip(axes, passes):
         for number, (label, cost) in enumerate(costs.items()):
             rows = cost[name]['rows']
-            style = (
-                dict(color=YOURS, linewidth=3) if label == yours else dict(color=others(number % 8))
-            )
+            color, width = (YOURS, 3) if label == yours else (others(number % 8), None)
             axis.plot([r['side'] for r in rows], [r[key] * scale for r in rows], 'o-',
-                      label=label, **style)  # fmt: skip
+                      label=label, color=color, linewidth=width)  # fmt: skip
         axis.set(xscale='log', yscale='log', title=title)
         axis.set_xticks(sides, [f'{side}²' for side in sides], minor=False)
         axis.xaxis.set_minor_locator(NullLocator())

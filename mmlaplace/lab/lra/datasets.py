@@ -7,6 +7,7 @@ import numpy as np
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
 
+from ...commands.data_folders import maker_of_lra
 from .listops import END
 from .storage import read_split
 
@@ -31,8 +32,6 @@ class SequenceDataset(BaseDataset):
         ValueError: For an unknown split, or one that the task does not have.
     """
 
-    maker = 'python tools/dataset_converters/make_lra_datasets.py'
-
     def __init__(
         self, data_root: str, split: str, max_length: Optional[int] = None, **kwargs: Any
     ) -> None:
@@ -48,20 +47,9 @@ class SequenceDataset(BaseDataset):
         """The samples' numbers and classes; their ids are read when they are asked for."""
         folder = Path(self.data_root) / self.split
         if not folder.is_dir():
-            raise FileNotFoundError(f'{folder} does not exist; {self.how_to_make(folder.parent)}')
+            raise FileNotFoundError(f'{folder} does not exist; {maker_of_lra(folder.parent)}')
         self.data = read_split(folder)
         return [dict(sample=i, gt_label=int(c)) for i, c in enumerate(self.data.labels)]
-
-    def how_to_make(self, folder: Path) -> str:
-        """The command that makes the data in this folder."""
-        if folder.name in ('listops', 'pathfinder'):
-            return f'{self.maker} --tasks {folder.name} makes it'
-        if folder.name in ('listops_mini', 'pathfinder_mini'):
-            return f'{self.maker} --size mini --tasks {folder.name[:-5]} makes it'
-        return (
-            'python tools/dataset_converters/convert_lra.py '
-            f'{folder.name} SOURCE makes it from the official files, and without SOURCE says which'
-        )
 
     def ids(self, values: np.ndarray) -> np.ndarray:
         """Ids from 1 on, of the values of a sequence on disk."""
@@ -98,16 +86,9 @@ class LRAListOps(SequenceDataset):
         **kwargs: As in :class:`SequenceDataset`.
     """
 
-    def __init__(
-        self,
-        data_root: str,
-        split: str,
-        max_length: Optional[int] = None,
-        brackets: bool = True,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *args: Any, brackets: bool = True, **kwargs: Any) -> None:
         self.brackets = brackets
-        super().__init__(data_root, split, max_length, **kwargs)
+        super().__init__(*args, **kwargs)
 
     def ids(self, values: np.ndarray) -> np.ndarray:
         return values if self.brackets else values[values != END]
@@ -135,16 +116,9 @@ class LRAPixels(SequenceDataset):
         **kwargs: As in :class:`SequenceDataset`.
     """
 
-    def __init__(
-        self,
-        data_root: str,
-        split: str,
-        max_length: Optional[int] = None,
-        black_is_padding: bool = False,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *args: Any, black_is_padding: bool = False, **kwargs: Any) -> None:
         self.black_is_padding = black_is_padding
-        super().__init__(data_root, split, max_length, **kwargs)
+        super().__init__(*args, **kwargs)
 
     def ids(self, values: np.ndarray) -> np.ndarray:
         return values if self.black_is_padding else values + 1

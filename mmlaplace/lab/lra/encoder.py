@@ -23,24 +23,15 @@ class SequenceBlock(TransformerBlock):
     """A pre-norm block whose attention gets the length of each sequence.
 
     Args:
-        embed_dims, attn_cfg, ffn_ratio, drop_rate, with_cp, norm_cfg: As in
-            :class:`TransformerBlock`.
+        embed_dims, attn_cfg: As in :class:`TransformerBlock`.
         padding: As in :class:`SequenceEncoder`. Default: ``'cut'``.
+        **options: As in :class:`TransformerBlock`, such as ``ffn_ratio``.
     """
 
     def __init__(
-        self,
-        embed_dims: int,
-        attn_cfg: dict,
-        ffn_ratio: float = 4.0,
-        drop_rate: float = 0.0,
-        with_cp: bool = False,
-        norm_cfg: Optional[dict] = None,
-        padding: str = 'cut',
+        self, embed_dims: int, attn_cfg: dict, padding: str = 'cut', **options: Any
     ) -> None:
-        super().__init__(
-            embed_dims, attn_cfg, ffn_ratio, drop_rate, with_cp=with_cp, norm_cfg=norm_cfg
-        )
+        super().__init__(embed_dims, attn_cfg, **options)
         self.padding = padding
         if padding == 'mask':
             self._check_mask()
@@ -169,12 +160,8 @@ class SequenceEncoder(BaseModule):
                 "attn_cfg must name its attention, such as dict(type='PolaAttention'), got "
                 f'{attn_cfg!r}'
             )
-        attn_cfg = dict(
-            attn_cfg,
-            embed_dims=embed_dims,
-            num_heads=num_heads,
-            input_resolution=(max_length, 1),
-        )
+        sizes = dict(embed_dims=embed_dims, num_heads=num_heads, input_resolution=(max_length, 1))
+        attn_cfg = dict(attn_cfg, **sizes)
         if takes(attention_class(attn_cfg['type']), 'proj_drop'):
             attn_cfg.setdefault('proj_drop', drop_rate)
         norm_cfg = dict(type='LN', eps=1e-5)
@@ -189,14 +176,9 @@ class SequenceEncoder(BaseModule):
         if pixel_map is not None:
             self._start_positions(pixel_map)
         self.drop = nn.Dropout(drop_rate)
-        self.blocks = ModuleList(
-            [
-                SequenceBlock(
-                    embed_dims, attn_cfg, ffn_ratio, drop_rate, with_cp, norm_cfg, padding
-                )
-                for _ in range(depth)
-            ]
-        )
+        options = dict(ffn_ratio=ffn_ratio, drop_rate=drop_rate, with_cp=with_cp, norm_cfg=norm_cfg)
+        blocks = [SequenceBlock(embed_dims, attn_cfg, padding, **options) for _ in range(depth)]
+        self.blocks = ModuleList(blocks)
         self.norm = build_token_norm(norm_cfg, embed_dims)
 
     def _start_positions(self, pixel_map: Tuple[int, int]) -> None:

@@ -87,35 +87,27 @@ def make_folder(folder: Path, record: dict, force: bool, fill: Callable[[Path], 
             ``force`` is false.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(f'.{folder.name}.lock')):
-        return _make_folder(folder, record, force, fill)
-
-
-def _make_folder(folder: Path, record: dict, force: bool, fill: Callable[[Path], None]) -> bool:
     record = json.loads(json.dumps(record))  # as it is read
-    if folder.exists():
-        kept = _record_in(folder)
-        if kept == record:
-            return False
-        if not force:
-            why = (
-                'has no made_by.json that can be read'
-                if kept is None
-                else 'was made with other settings or by another version'
-            )
-            raise FileExistsError(f'{folder} exists and {why}; --force replaces it')
-    unfinished = folder.with_name(f'{folder.name}.partial')
-    if _record_in(unfinished) != record:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        (unfinished / 'made_by.json').write_text(json.dumps(record))
-    fill(unfinished)
-    replaced = folder.with_name(f'{folder.name}.replaced')
-    if folder.exists():
-        _remove(replaced)  # of a run that was killed between the next lines
-        folder.rename(replaced)
-    unfinished.rename(folder)
-    _remove(replaced)
+    unfinished, replaced = (folder.with_name(f'{folder.name}.{end}') for end in
+                            ('partial', 'replaced'))  # fmt: skip
+    with FileLock(folder.with_name(f'.{folder.name}.lock')):
+        if folder.exists():
+            kept, why = _record_in(folder), 'was made with other settings or by another version'
+            if kept == record:
+                return False
+            if not force:
+                why = 'has no made_by.json that can be read' if kept is None else why
+                raise FileExistsError(f'{folder} exists and {why}; --force replaces it')
+        if _record_in(unfinished) != record:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir(parents=True)
+            (unfinished / 'made_by.json').write_text(json.dumps(record))
+        fill(unfinished)
+        if folder.exists():
+            _remove(replaced)  # of a run that was killed between the next lines
+            folder.rename(replaced)
+        unfinished.rename(folder)
+        _remove(replaced)
     return True
 
 

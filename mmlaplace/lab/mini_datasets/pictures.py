@@ -257,17 +257,12 @@ def make_detection(out: Path, seed: int) -> None:
                 mask = np.zeros((height, width), bool)
                 inked = instance.alpha > 0.5
                 mask[instance.top : instance.bottom, instance.left : instance.right] = inked
-                annotations.append(
-                    dict(
-                        id=len(annotations) + 1,  # in COCO's evaluation, id 0 means 'no match'
-                        image_id=number,
-                        category_id=instance.label,
-                        bbox=[instance.left, instance.top, *inked.shape[::-1]],
-                        area=int(inked.sum()),
-                        segmentation=run_length(mask),
-                        iscrowd=0,
-                    )
-                )
+                box = [instance.left, instance.top, *inked.shape[::-1]]
+                annotations.append(dict(
+                    id=len(annotations) + 1,  # in COCO's evaluation, id 0 means 'no match'
+                    image_id=number, category_id=instance.label, bbox=box, area=int(inked.sum()),
+                    segmentation=run_length(mask), iscrowd=0,
+                ))  # fmt: skip
         categories = [dict(id=i, name=name) for i, name in enumerate(CLASSES)]
         content = dict(images=images, annotations=annotations, categories=categories)
         (out / 'annotations' / f'{split}.json').write_text(json.dumps(content))

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -24,10 +24,6 @@ LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue, ITU-R BT.709
 DARK = 0.45  # of white; darker cells have white texts
 MARKS = {0.0: 'no', 0.5: 'partly', 1.0: 'yes'}  # of degrees
 SIDES = (224, 512, 1024)  # of the images of the costs
-NAMES = {
-    'recall': 'recall', 'one_of_many': 'one of many', 'noise': 'noise', 'offset': 'offset',
-    'count': 'count', 'magnitude': 'magnitude',
-}  # fmt: skip
 
 
 class Column(NamedTuple):
@@ -74,17 +70,11 @@ class Table(NamedTuple):
         accuracy = self.accuracy(attention, column)
         return None if accuracy is None else self.columns[column].level(accuracy)
 
-    def spread(self, attention: str, column: int) -> float:
-        """How far the accuracies of the seeds of a cell are apart. 0 where no run is finished."""
-        found = self.rows[attention][column]
-        if found is None:
-            return 0.0
-        least, most = found.ends[self.columns[column].scale]
-        return most - least
-
     def seeds_disagree(self, attention: str, column: int) -> bool:
         """Whether seeds of a cell differ by more than half of what there is."""
-        return self.spread(attention, column) > DISAGREE
+        found = self.rows[attention][column]
+        least, most = found.ends[self.columns[column].scale] if found else (0, 0)
+        return most - least > DISAGREE
 
     def solved_by_all(self, attention: str, column: int, level: float) -> bool:
         """Whether each seed reaches a level."""
@@ -109,7 +99,7 @@ def columns_of(study: Study) -> List[Column]:
     for probe in study.probes:
         task = build_probe(probe)
         for scale in task.scales:
-            title = label(probe) if several else NAMES.get(probe['type'], probe['type'])
+            title = label(probe) if several else probe['type'].replace('_', ' ')
             title += f', {scale}x map' * (scale > 1)
             found.append(Column(title, probe, str(scale), task.chance))
     return found
@@ -137,13 +127,8 @@ def table_of(results: List[dict], study: Study, ordered: bool = True) -> Table:
 
 def text_of(table: Table) -> str:
     """The table in Markdown, with the steps until a probe was solved."""
-    rows = []
-    for name, cells in table.rows.items():
-        row = [name]
-        for number, found in enumerate(cells):
-            accuracy = table.accuracy(name, number)
-            row.append(MISSING if accuracy is None or found is None else f'{accuracy:.3f}')
-        rows.append(row)
+    values = [[table.accuracy(name, n) for n in range(len(table.columns))] for name in table.rows]
+    rows = [[name, *row] for name, row in zip(table.rows, shown(values, '{:.3f}'.format))]
     return markdown(['attention', *(column.title for column in table.columns)], rows)
 
 
@@ -205,7 +190,7 @@ class Panel(NamedTuple):
 
     title: str
     columns: List[str]
-    levels: List[List[Optional[float]]]
+    levels: Sequence[Sequence[Optional[float]]]
     texts: List[List[str]]
     colors: str
     ends: Tuple[float, float]
@@ -250,7 +235,7 @@ def draw(
         keys = [f'ms {side}²' for side in SIDES] + [f'MB {SIDES[-1]}²']
         keys = [key for key in keys if any(key in cost for cost in costs.values())]
         values = [[costs.get(name, {}).get(key) for key in keys] for name in names]
-        texts, ranks = shown(values, '{:.0f}'.format), by_column(ranks_of, values)
+        texts, ranks = shown(values, '{:.0f}'.format), list(zip(*map(ranks_of, zip(*values))))
         panels.append(Panel('cost', keys, ranks, texts, 'Greys', (0.0, 2.5)))
     if facts:
         abilities = list(next(iter(facts.values())))
@@ -284,12 +269,7 @@ def folded(title: str) -> str:
     return '\n'.join(fill(part, 6, break_long_words=False) for part in title.split(', '))
 
 
-def by_column(function: Callable, rows: List[list]) -> List[list]:
-    """What a function makes of each column."""
-    return [list(row) for row in zip(*(function(list(column)) for column in zip(*rows)))]
-
-
-def ranks_of(values: List[Optional[float]]) -> List[Optional[float]]:
+def ranks_of(values: Sequence[Optional[float]]) -> List[Optional[float]]:
     """Ranks from 0, the least, to 1, the most. None stays None."""
     order = sorted(value for value in values if value is not None)
     top = max(len(order) - 1, 1)

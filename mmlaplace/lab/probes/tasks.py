@@ -207,10 +207,7 @@ class Magnitude(Probe):
         lengths = torch.ones(keys.shape)
         lengths[:, self.pairs :] = self.factor
         places = shuffled(size, made.keys.shape[1], generator)
-        stored, asked = (
-            places[:, : 2 * self.pairs],
-            places[:, 2 * self.pairs :][:, : 2 * self.pairs],
-        )
+        stored, asked = places[:, : 4 * self.pairs].chunk(2, 1)
         for tokens in (stored, asked):
             made.keys.scatter_(1, tokens, keys)
             made.lengths.scatter_(1, tokens, lengths)

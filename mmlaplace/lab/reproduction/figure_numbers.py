@@ -4,9 +4,10 @@ import json
 import re
 import time
 from argparse import Namespace
-from contextlib import contextmanager
+from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, ContextManager, Dict, List, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -100,22 +101,13 @@ class Layers(nn.Module):
         return x
 
 
-@contextmanager
-def fused_softmax(allowed: bool) -> Iterator[None]:
-    """A context that allows or forbids PyTorch's fused kernels of softmax attention.
+def without_fused_kernels() -> ContextManager:
+    """A context in which PyTorch's softmax attention stores the matrix of tokens by tokens."""
+    if find_spec('torch.nn.attention') is None:  # before torch 2.3
+        return torch.backends.cuda.sdp_kernel(enable_flash=False, enable_mem_efficient=False)
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    Without them, PyTorch stores the matrix of tokens by tokens.
-    """
-    kinds = [k for k in ('flash', 'mem_efficient', 'cudnn')
-             if hasattr(torch.backends.cuda, f'enable_{k}_sdp')]  # fmt: skip
-    before = {kind: getattr(torch.backends.cuda, f'{kind}_sdp_enabled')() for kind in kinds}
-    try:
-        for kind in kinds:
-            getattr(torch.backends.cuda, f'enable_{kind}_sdp')(allowed and before[kind])
-        yield
-    finally:
-        for kind, was in before.items():
-            getattr(torch.backends.cuda, f'enable_{kind}_sdp')(was)
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 def memory(args: Namespace) -> dict:
@@ -130,7 +122,8 @@ def memory(args: Namespace) -> dict:
             if line and line[-1]['MB'] * growth > args.memory * 1e3:
                 break  # memory may grow with the square of the tokens
             x = torch.randn(1, tokens, DIMS, device=device)
-            with fused_softmax(name != 'Transformer, matrices kept'):
+            kept = name == 'Transformer, matrices kept'
+            with without_fused_kernels() if kept else nullcontext():
                 bytes_held = tensor_memory(model_job(layers, x, train=True), device)
             assert bytes_held is not None  # as a training pass returns no tensor
             line.append(dict(tokens=tokens, MB=bytes_held / 1e6))
@@ -138,17 +131,11 @@ def memory(args: Namespace) -> dict:
     return dict(depth=args.depth, dims=DIMS, heads=HEADS, lines=lines)
 
 
-def passed(job: Callable, device: torch.device) -> float:
-    """Seconds of one run. On a CPU it is processor time, which other processes do not change."""
-    if device.type != 'cpu':
-        return seconds_of(job, device)
-    start = time.process_time()
-    job()
-    return time.process_time() - start
-
-
 def timed(chosen: List[Row], args: Namespace) -> Dict[str, dict]:
-    """Seconds per image of a forward pass of each row's full-size network, the best of rounds."""
+    """Seconds per image of a forward pass of each row's full-size network, the best of rounds.
+
+    On a CPU they are processor time, which other processes do not change.
+    """
     device, jobs = torch.device(args.device), {}
     for row in track(chosen, 'models', transient=True):
         spec = row.runs[0].full
@@ -160,9 +147,10 @@ def timed(chosen: List[Row], args: Namespace) -> Dict[str, dict]:
     for job in jobs.values():
         job()
     rounds = [
-        {name: passed(job, device) / args.batch_size for name, job in jobs.items()}
+        {name: seconds_of(job, device, time.process_time) / args.batch_size
+         for name, job in jobs.items()}
         for _ in range(args.rounds)
-    ]
+    ]  # fmt: skip
     return {name: min(each[name] for each in rounds) for name in jobs}
 
 
@@ -242,19 +230,21 @@ def default_size(args: Namespace, smallest: int = 0) -> Tuple[int, int]:
     return max(height, smallest), max(width, smallest)
 
 
-def landmark_kernel(mixed: Mixed, landmarks: Optional[int] = None) -> Tensor:
+def landmark_kernel(mixed: Mixed, landmarks: Optional[int] = None, double: bool = False) -> Tensor:
     """SOFT's landmark kernel W of an image, ``(1, heads, m, m)``.
 
     Args:
         mixed: The recorded queries of a SOFTAttention.
         landmarks: Number m of landmarks, which are averages over cells of the map. Default: None,
             the landmarks of the attention.
+        double: Whether the kernel of these landmarks is computed in fp64. Default: False, in fp32.
     """
     attention = mixed.attention
     sample = attention.landmarks if landmarks is None else Landmarks(landmarks)
     query = mixed.q * attention.head_dims**-0.25
     with torch.no_grad():
         marks = attention.landmark_norm(sample(query, mixed.hw_shape))
+        marks = marks.double() if double else marks
         return gaussian_kernel(marks, marks, 1.0)
 
 

@@ -21,11 +21,9 @@ from torch import Tensor, nn
 from mmlaplace.analysis.recording import Mixed, mixed_by
 from mmlaplace.commands.command_line import build_backbone
 from mmlaplace.models import SOFTAttention
-from mmlaplace.models.layers import Landmarks
-from mmlaplace.ops import gaussian_kernel
 
 from .figure_drawings import new
-from .figure_numbers import default_size, images_of, name_of
+from .figure_numbers import default_size, images_of, landmark_kernel, name_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,12 +34,8 @@ LANDMARKS = (49, 100, 196, 400, 784)
 
 def norms(mixed: Mixed, num_landmarks: int) -> Dict[str, List[float]]:
     """Spectral norms for every head, by form and by how it was computed."""
-    query = mixed.q * mixed.attention.head_dims**-0.25
-    landmarks = Landmarks(num_landmarks)(query, mixed.hw_shape)
-    landmarks = mixed.attention.landmark_norm(landmarks)
-    kernel = gaussian_kernel(landmarks, landmarks, 1.0)
-    in_fp64 = gaussian_kernel(landmarks.double(), landmarks.double(), 1.0)
-    exact = torch.linalg.pinv(in_fp64, hermitian=True)
+    kernel = landmark_kernel(mixed, num_landmarks)
+    exact = torch.linalg.pinv(landmark_kernel(mixed, num_landmarks, double=True), hermitian=True)
     root = kernel.double().sum(-1).rsqrt()
     found = {}
     for form, normalized in (('without', False), ('with', True)):

@@ -116,7 +116,7 @@ class Spec:
 
     def load(self) -> Config:
         """Load the config and merge the options into it."""
-        cfg = _parse(self.path())
+        cfg = copy.deepcopy(_parsed(self.path()))
         merge(cfg, self.options)
         return cfg
 
@@ -127,13 +127,7 @@ def merge(cfg: Config, options: Mapping[str, Any]) -> None:
         cfg.merge_from_dict({key: copy.deepcopy(value)})
 
 
-def _parse(path: Path) -> Config:
-    return copy.deepcopy(_parsed(path))
-
-
-@cache
-def _parsed(path: Path) -> Config:
-    return Config.fromfile(path)
+_parsed = cache(Config.fromfile)
 
 
 @dataclass(frozen=True)
@@ -265,15 +259,11 @@ class Table:
         )
 
 
-def tables_folder() -> Path:
-    """The folder configs/tables."""
-    return files_root() / 'configs/tables'
-
-
-def table_names() -> List[str]:
-    """Names of all tables, sorted by paper and number."""
-    names = (path.stem for path in tables_folder().glob('*.yml'))
-    return sorted(names, key=lambda name: re.sub(r'\d+', lambda n: n[0].zfill(3), name))
+def table_files() -> Dict[str, Path]:
+    """The files of all tables by name, sorted by paper and number."""
+    files = {path.stem: path for path in (files_root() / 'configs/tables').glob('*.yml')}
+    number = lambda name: re.sub(r'\d+', lambda n: n[0].zfill(3), name)  # noqa: E731
+    return {name: files[name] for name in sorted(files, key=number)}
 
 
 @cache
@@ -283,18 +273,17 @@ def read_table(name: str) -> Table:
     Raises:
         TableError: If there is no such table, or its file is wrong.
     """
-    names = table_names()
-    if name not in names:
+    files = table_files()
+    if name not in files:
         raise TableError(
-            f'there is no table {name!r}{did_you_mean(name, names)}; there are: {", ".join(names)}'
+            f'there is no table {name!r}{did_you_mean(name, files)}; there are: {", ".join(files)}'
         )
-    path = tables_folder() / f'{name}.yml'
-    return parse_table(name, read_yaml(path))
+    return parse_table(name, read_yaml(files[name]))
 
 
 def read_tables() -> List[Table]:
     """Read all tables."""
-    return [read_table(name) for name in table_names()]
+    return [read_table(name) for name in table_files()]
 
 
 def find_row(name: str) -> Tuple[Table, Row]:

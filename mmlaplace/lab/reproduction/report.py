@@ -6,6 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
+from ...writing import markdown_table
 from ..figures import new_figure, save
 from ..runner import Outcome
 from .paper_tables import METRICS, Row, Run, Table
@@ -23,38 +24,29 @@ def run_report(
         measured: Outcomes of its measurements, first that of the full-size model.
     """
     done = {seed: found for seed, found in trained.items() if isinstance(found, dict)}
-    failures = {f'seed {seed}': text for seed, text in trained.items() if isinstance(text, str)}
-    failures.update(
-        (f'measurement {i}', text) for i, text in enumerate(measured, 1) if isinstance(text, str)
-    )
+    outcomes = {f'seed {seed}': found for seed, found in trained.items()}
+    outcomes.update((f'measurement {i}', found) for i, found in enumerate(measured, 1))
+    failures = {part: text for part, text in outcomes.items() if isinstance(text, str)}
     spec = run.spec(scale)
+
+    def by_seed(name: str) -> Dict[str, Any]:
+        return {str(seed): found[name] for seed, found in done.items() if name in found}
+
     entry: Dict[str, Any] = dict(
         name=run.name,
         config=spec.config if spec else None,
         options=dict(spec.options) if spec else {},
-        config_hashes={str(seed): found['config_hash'] for seed, found in done.items()},
-        checkpoints={
-            str(seed): found['checkpoint'] for seed, found in done.items() if 'checkpoint' in found
-        },
-        logs={str(seed): found['log'] for seed, found in done.items() if 'log' in found},
+        config_hashes=by_seed('config_hash'),
+        checkpoints=by_seed('checkpoint'),
+        logs=by_seed('log'),
         files=[file for found in done.values() for file in found.get('files', ())],
         seconds=sum(found['seconds'] for found in done.values()),
-        attention_terms={
-            str(seed): found['attention_terms']
-            for seed, found in done.items()
-            if 'attention_terms' in found
-        },
-    )
-    parts = {f'seed {seed}': found for seed, found in done.items()}
-    parts.update(
-        (f'measurement {i}', found)
-        for i, found in enumerate(measured, 1)
-        if isinstance(found, dict)
+        attention_terms=by_seed('attention_terms'),
     )
     entry['made_on'] = {
         part: dict(machine=found['machine'], versions=found['versions'])
-        for part, found in parts.items()
-        if 'machine' in found and 'versions' in found
+        for part, found in outcomes.items()
+        if isinstance(found, dict) and {'machine', 'versions'} <= set(found)
     }
     figures: Dict[str, Any] = {}
     for found in reversed(measured):  # values of the full-size model, the first, replace others
@@ -159,10 +151,11 @@ def markdown(report: dict, folder: Path) -> str:
             'MACs are those of the full-size models.', '',
         ]  # fmt: skip
     header = ('row', 'kind', 'metric', 'published', 'reproduced', 'difference', 'log', 'config')
-    lines += [_cells(header), _cells(['---'] * len(header))]
-    for row in report['rows']:
-        lines += [_cells(cells) for cells in _row_cells(row, folder)]
-    lines += _notes(report) + _term_lines(report)
+    rows = [cells for row in report['rows'] for cells in _row_cells(row, folder)]
+    lines.append(markdown_table(header, rows))
+    notes = [f'- {row["label"]}: {row["note"]}' for row in report['rows'] if row['note']]
+    lines += ['', '## Notes', '', *notes] if notes else []
+    lines += _term_lines(report)
     failed = [(row, run, *item) for row in report['rows'] for run in row['runs']
               for item in run['failures'].items()]  # fmt: skip
     if failed:
@@ -189,19 +182,15 @@ def _places(report: dict) -> Dict[str, List[str]]:
     return found
 
 
-def _notes(report: dict) -> List[str]:
-    """The notes of the rows, on differences from the paper and unknown details."""
-    lines = [f'- {row["label"]}: {row["note"]}' for row in report['rows'] if row['note']]
-    return ['', '## Notes', '', *lines] if lines else []
-
-
 def _term_lines(report: dict) -> List[str]:
     """Sizes of SOFT's attention terms. If they are small, a row does not compare attentions."""
     lines = []
     for row in report['rows']:
         for run in row['runs']:
             for seed, terms in run['attention_terms'].items():
-                sizes = [_term_and_other(term) for term in terms]
+                sizes = [f'{term["mixed"]:.1e} beside {term["local"]:.1e}' if 'local' in term
+                         else f'{term["mixed"]:.1e} of V {term["values"]:.1e}'
+                         for term in terms]  # fmt: skip
                 label = f'{row["label"]} {run["name"]}'.strip()
                 lines.append(f'- {label}, seed {seed}: {"; ".join(sizes)}')
     title = (
@@ -210,12 +199,6 @@ def _term_lines(report: dict) -> List[str]:
         'far below the second, the row compares other parts of the model.'
     )
     return ['', '## Size of the attention term', '', title, '', *lines] if lines else []
-
-
-def _term_and_other(term: Dict[str, float]) -> str:
-    if 'local' in term:
-        return f'{term["mixed"]:.1e} beside {term["local"]:.1e}'
-    return f'{term["mixed"]:.1e} of V {term["values"]:.1e}'
 
 
 def _row_cells(row: dict, folder: Path) -> List[List[str]]:
@@ -246,10 +229,6 @@ def _row_cells(row: dict, folder: Path) -> List[List[str]]:
             signed(entry['difference']), '', '',
         ])  # fmt: skip
     return found or [[label, row['kind'], '–', '–', reason or 'not run', '–', '', '']]
-
-
-def _cells(cells: Sequence[str]) -> str:
-    return f'| {" | ".join(cells)} |'
 
 
 def points(report: dict) -> Dict[str, List[Tuple[str, dict]]]:

@@ -62,7 +62,8 @@ def find_attention(name: str) -> type:
         raise ValueError(_taken(source, cls_name)) from error
     cls = getattr(module, cls_name, None)
     if not isinstance(cls, type):
-        classes = [n for n, c in vars(module).items() if _is_own(c, module)]
+        own = (c for c in vars(module).values() if isinstance(c, type))
+        classes = [c.__name__ for c in own if c.__module__ == module.__name__]
         raise ValueError(
             f'{source} has no class {cls_name!r}{did_you_mean(cls_name, classes)}; its classes are '
             f'{classes}'
@@ -87,10 +88,6 @@ def _taken(source: str, cls_name: str) -> str:
         f'{source} has an attention {cls_name}, and another one of this name is registered; '
         'rename your class'
     )
-
-
-def _is_own(value: Any, module: ModuleType) -> bool:
-    return isinstance(value, type) and value.__module__ == module.__name__
 
 
 def _module_of_name(name: str) -> ModuleType:

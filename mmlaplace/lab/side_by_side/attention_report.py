@@ -5,7 +5,7 @@ import statistics
 from pathlib import Path
 from typing import Dict, Iterator, List, Sequence, Tuple
 
-from ...writing import write_whole
+from ...writing import markdown_table, write_whole
 from ..figures import new_figure, save
 from .attention_study import ABLATIONS, STUDIES
 from .seed_differences import (
@@ -25,8 +25,8 @@ MATRIX_HEADERS = {
 
 
 def markdown(header: List[str], rows: List[List[str]]) -> str:
-    lines = [header, ['---'] + ['---:'] * (len(header) - 1), *rows]
-    return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)
+    """A table of numbers, whose first column has names."""
+    return markdown_table(header, rows, '---:')
 
 
 def spread(values: List[float]) -> str:
@@ -41,16 +41,15 @@ def spread(values: List[float]) -> str:
 def accuracy_table(results: List[dict]) -> str:
     found = by_attention(results)
     columns = list(results[0]['top1'])
-    rows = [
-        [
-            short(name),
-            *(spread([run['top1'][column] for run in runs]) for column in columns),
-            f'{runs[0]["parameters"] / 1e3:.0f}',
-            f'{runs[0]["macs"] / 1e6:.1f}',
-            median_seconds(runs),
-        ]
-        for name, runs in found.items()
-    ]
+    rows = []
+    for name, runs in found.items():
+        top1 = (spread([run['top1'][column] for run in runs]) for column in columns)
+        counts = (f'{runs[0]["parameters"] / 1e3:.0f}', f'{runs[0]["macs"] / 1e6:.1f}')
+        # Runs that were interrupted and resumed have no time.
+        known = [run['seconds'] for run in runs if run['seconds'] is not None]
+        rows.append([
+            short(name), *top1, *counts, f'{statistics.median(known):.0f}' if known else '-',
+        ])  # fmt: skip
     return markdown(['attention', *columns, 'K params', 'M MACs', 's a run'], rows)
 
 
@@ -87,12 +86,6 @@ def ablation_table(results: List[dict], names: Sequence[str]) -> str:
     return markdown(header, rows) if len(rows) > 1 else ''
 
 
-def median_seconds(runs: List[dict]) -> str:
-    """The median over runs. Those that were interrupted and resumed have no time."""
-    known = [run['seconds'] for run in runs if run['seconds'] is not None]
-    return f'{statistics.median(known):.0f}' if known else '-'
-
-
 def difference_table(results: List[dict]) -> str:
     """A table of the differences from softmax, the largest first. It is empty without any."""
     rows = [
@@ -103,19 +96,16 @@ def difference_table(results: List[dict]) -> str:
     return markdown(header, rows) if rows else ''
 
 
-def terms_ratio(run: dict) -> str:
-    """Range over the blocks of the size of the attention's term relative to the local branch's."""
-    ratios = [term['mixed'] / term['local'] for term in run['terms'] if term.get('local', 0) > 0]
-    return f'{min(ratios):.2g} to {max(ratios):.2g}' if ratios else '-'
-
-
 def matrix_table(results: List[dict], stage: int) -> str:
     """A table of the matrix statistics of a stage, for the first seed of each attention."""
     rows = []
     for name, runs in by_attention(results).items():
         found = next((m for m in runs[0]['matrices'] if m['stage'] == stage), None)
         cells = ['-' if found is None else f'{found[key]:.2g}' for key in MATRIX_HEADERS]
-        rows.append([short(name), *cells, terms_ratio(runs[0])])
+        # Sizes of the attention's term in units of the local branch's, of all blocks.
+        ratios = [t['mixed'] / t['local'] for t in runs[0]['terms'] if t.get('local', 0) > 0]
+        cells.append(f'{min(ratios):.2g} to {max(ratios):.2g}' if ratios else '-')
+        rows.append([short(name), *cells])
     return markdown(['attention', *MATRIX_HEADERS.values(), 'term / local'], rows)
 
 

@@ -113,37 +113,23 @@ def in_windows(attn_cfg: dict) -> List:
     return [dict(window_size=16, even_windows=True, attn_cfg=attn_cfg)] * 2 + [None] * 2
 
 
+SMALL = dict(
+    embed_dims=[16, 32, 64, 128], depths=[1, 1, 2, 1], num_heads=[1, 1, 2, 4],
+    ffn_ratios=[4, 4, 4, 4],
+)  # fmt: skip
+SHORT = dict(embed_dims=[64], depths=[4], num_heads=[2], ffn_ratios=[4])
 # Host: config of the backbone, channels of its last map, and function that makes ``attn_cfg`` from
 # the attention's config.
 HOSTS: Dict[str, Tuple[Dict[str, Any], int, Callable[[dict], Any]]] = {
     'laplacianformer': (dict(type='LaplacianFormer', arch='micro'), 128, lambda cfg: cfg),
-    'small_images': (  # 28 x 28 pixels give 14 x 14 tokens in the first stage
-        dict(
-            type='LaplacianFormer',
-            arch=dict(
-                embed_dims=[16, 32, 64, 128],
-                depths=[1, 1, 2, 1],
-                num_heads=[1, 1, 2, 4],
-                ffn_ratios=[4, 4, 4, 4],
-            ),
-            strides=[2, 2, 2, 2],
-        ),
-        128,
-        lambda cfg: cfg,
-    ),
-    'vit': (
-        dict(
-            type='ViT',
-            arch=dict(embed_dims=[64], depths=[4], num_heads=[2], ffn_ratios=[4]),
-            patch_size=4,
-            with_cls_token=False,
-        ),
-        64,
-        lambda cfg: cfg,
-    ),
+    # 28 x 28 pixels give 14 x 14 tokens in the first stage.
+    'small_images': (dict(type='LaplacianFormer', arch=SMALL, strides=[2, 2, 2, 2]), 128,
+                     lambda cfg: cfg),
+    'vit': (dict(type='ViT', arch=SHORT, patch_size=4, with_cls_token=False), 64,
+            lambda cfg: cfg),
     'swin': (dict(type='Swin', arch='micro'), 256, in_windows),
     'pvt': (dict(type='PVT', arch='micro'), 128, lambda cfg: cfg),
-}
+}  # fmt: skip
 # Further candidates: registered attentions with other options.
 WITH_OPTIONS = {
     'LaplacianAttention, Gaussian': dict(type='LaplacianAttention', kernel='gaussian'),

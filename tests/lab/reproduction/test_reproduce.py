@@ -45,7 +45,7 @@ def test_bad_input_is_quoted(arguments, message, tmp_path, monkeypatch, capsys):
     assert re.search(message, ' '.join(capsys.readouterr().err.split()))
 
 
-@pytest.mark.parametrize('name', fast_with(paper_tables.table_names(), 'laplacianformer_bandwidth'))
+@pytest.mark.parametrize('name', fast_with(paper_tables.table_files(), 'laplacianformer_bandwidth'))
 def test_dry_run_says_what_each_row_would_do(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for scale in paper_tables.SCALES:
