@@ -7,6 +7,8 @@ import numpy as np
 from PIL import Image
 from rich.progress import track
 
+from .images import save_image
+
 SIDE = 128
 COUNTS = {'training': 1200, 'validation': 200}
 # Photographs of scikit-image that need no download, half of them grey. The last three are for
@@ -89,8 +91,6 @@ def targets(image: np.ndarray, depth: np.ndarray) -> np.ndarray:
 
 def make_rendered(out: Path, seed: int) -> None:
     """Write ``{images,targets}/{training,validation}``; a target has one channel for each kind."""
-    from .pictures import save_image  # whose module has the list of all data sets
-
     for part, (split, count) in enumerate(COUNTS.items()):
         photos, rng = photographs(split), np.random.default_rng([seed, 5, part])
         for number in track(range(count), f'rendered {split}'):

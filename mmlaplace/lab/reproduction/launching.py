@@ -17,9 +17,9 @@ from typing import Any, Dict, List, Mapping, Optional
 
 import torch
 
-import mmlaplace
 from mmlaplace.analysis.measuring import describe_machine
 from mmlaplace.toolboxes import TOOLBOXES
+from mmlaplace.version import __version__
 
 from ..runner import FolderJob, JobFailed
 
@@ -37,7 +37,7 @@ def versions() -> Dict[str, str]:
     names += [name for toolbox in TOOLBOXES.values() for name in toolbox.tested]
     installed = {distribution.metadata['Name'] for distribution in distributions()}
     found = {name: version(name) for name in names if name in installed}
-    return {'mmlaplace': mmlaplace.__version__, **found}
+    return {'mmlaplace': __version__, **found}
 
 
 def this_machine() -> Dict[str, str]:
