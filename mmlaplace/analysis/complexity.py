@@ -217,7 +217,7 @@ def mmengine_flop_handles() -> dict:
             shapes(inputs)[0], shapes(inputs)[1], shapes(inputs)[3], inputs[9].toIValue()
         ),
         'mmlaplace::linear_attention': lambda inputs, outputs: _linear_macs(
-            *shapes(inputs)[:3], inputs[7].toIValue()
+            shapes(inputs)[0], shapes(inputs)[1], shapes(inputs)[2], inputs[7].toIValue()
         ),
         'mmlaplace::cholesky_inverse': lambda inputs, outputs: _cholesky_inverse_macs(
             shapes(inputs)[0]

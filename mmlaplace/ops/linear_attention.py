@@ -1,6 +1,6 @@
 """Attention whose weights are products of features, in time linear in the tokens."""
 
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,11 @@ def elu_plus_one(x: Tensor) -> Tensor:
     return (x - positive).exp() + positive
 
 
-FEATURES = {'none': lambda x: x, 'relu': F.relu, 'elu_plus_one': elu_plus_one}
+FEATURES: Dict[str, Callable[[Tensor], Tensor]] = {
+    'none': lambda x: x,
+    'relu': F.relu,
+    'elu_plus_one': elu_plus_one,
+}
 
 
 def linear_attention_reference(
@@ -221,19 +225,19 @@ def _check(
                 f'{tuple(tensor.shape)}'
             )
     batch, heads, _, width = q.shape
-    for name, tensor, expected in (
+    for name, given, expected in (
         ('k', k, (batch, heads, k.shape[2], width)),
         ('v', v, (batch, heads, k.shape[2], v.shape[3])),
-        ('numerator[0]', top_q, q.shape),
-        ('numerator[1]', top_k, k.shape),
+        ('numerator[0]', top_q, tuple(q.shape)),
+        ('numerator[1]', top_k, tuple(k.shape)),
     ):
-        if tensor is None:
+        if given is None:
             continue
-        _checks.check_floating(OP, name, tensor)
-        if tensor.shape != expected or tensor.device != q.device:
+        _checks.check_floating(OP, name, given)
+        if given.shape != expected or given.device != q.device:
             raise ValueError(
-                f'{OP}: {name} must be {tuple(expected)} on {q.device} for q {tuple(q.shape)} and '
-                f'k {tuple(k.shape)}, got {tuple(tensor.shape)} on {tensor.device}'
+                f'{OP}: {name} must be {expected} on {q.device} for q {tuple(q.shape)} and k '
+                f'{tuple(k.shape)}, got {tuple(given.shape)} on {given.device}'
             )
     if (top_q is None) != (top_k is None):
         raise ValueError(f'{OP}: a numerator needs both of its tensors, got one')

@@ -148,14 +148,17 @@ struct Block {
     store_tokens<Tokens>(tile, to, pass.heads * dims, range.count, dims, f);
   }
 
-  // The value (r, c) of the sums (f, d + 1) of a head, over parts.
-  __device__ T total(const T* sums, int64_t parts, int r, int c) const {
+  // Adds the values of the parts at places of their sums. There are several, as each load waits
+  // long for memory that other blocks have written; none at a place below 0.
+  template <int count>
+  __device__ void add_parts(const T* from, int64_t parts, const int (&at)[count],
+                            T (&totals)[count]) const {
     const int64_t size = static_cast<int64_t>(pass.streams.features) * (pass.streams.dims + 1);
-    const T* from = sums + head * parts * size + r * (pass.streams.dims + 1) + c;
-    T sum = 0;
 #pragma unroll 4
-    for (int64_t i = 0; i < parts; ++i) sum += from[i * size];
-    return sum;
+    for (int64_t i = 0; i < parts; ++i, from += size) {
+#pragma unroll
+      for (int e = 0; e < count; ++e) totals[e] += at[e] < 0 ? T(0) : from[at[e]];
+    }
   }
   // share times the sums of a head: S as matrix (F, D) and m as `means` (streams, F), where
   // features are those of queries that meet them. With one stream they are those of the keys.
@@ -165,15 +168,31 @@ struct Block {
     const int f = streams.features, d = streams.dims;
     const bool keep = kept && part == 0;
     if (keep) kept += head * f * (d + 1);
-    for (int i = threadIdx.x; i < F * D; i += kThreads) {
-      const int c = i % D, r = streams.met(i / D, streams.of(c));
-      matrix[i] = r < f && c < d ? total(sums, parts, r, c) * share : T(0);
-      if (keep && r < f && c < d) kept[r * (d + 1) + c] = matrix[i];
+    const T* from = sums + head * parts * f * (d + 1);
+    for (int i = threadIdx.x; i < F * D; i += 4 * kThreads) {
+      int at[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int c = (i + e * kThreads) % D,
+                  r = streams.met((i + e * kThreads) / D, streams.of(c));
+        at[e] = r < f && c < d ? r * (d + 1) + c : -1;
+      }
+      T totals[4] = {};
+      add_parts(from, parts, at, totals);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (i + e * kThreads >= F * D) break;
+        matrix[i + e * kThreads] = totals[e] * share;
+        if (keep && at[e] >= 0) kept[at[e]] = totals[e] * share;
+      }
     }
     for (int i = threadIdx.x; i < streams.count * F; i += kThreads) {
       const int stream = i / F, r = streams.met(i % F, stream);
-      means[i] = r < f ? total(sums, parts, r, d) * share : T(0);
-      if (keep && stream == 0 && r < f) kept[r * (d + 1) + d] = means[i];
+      const int at[1] = {r < f ? r * (d + 1) + d : -1};
+      T totals[1] = {};
+      add_parts(from, parts, at, totals);
+      means[i] = totals[0] * share;
+      if (keep && stream == 0 && r < f) kept[at[0]] = means[i];
     }
   }
   // The place of this block's sums (f, d + 1).
