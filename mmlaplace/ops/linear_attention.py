@@ -170,9 +170,9 @@ def linear_attention(
         features: What q and k become first: ``'none'`` (default: they are features already),
             ``'relu'`` or ``'elu_plus_one'``, see
             :func:`~mmlaplace.models.layers.elu_plus_one`. The numerator stays as it is.
-        streams: 1 (default), or 2 as in PolaFormer. Of two streams, the first
-            :math:`\lceil d / 2 \rceil` channels of v are mixed as above, and the others by queries
-            whose two halves of features are exchanged.
+        streams: 1, or 2 as in PolaFormer. Of two streams, the first :math:`\lceil d / 2 \rceil`
+            channels of v are mixed as above, and the others by queries whose two halves of features
+            are exchanged. Default: 1.
         backend: ``'auto'`` (default: the compiled op on a GPU for up to 256 features and channels,
             and else the reference), ``'native'`` or ``'reference'``.
 
