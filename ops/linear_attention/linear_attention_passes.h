@@ -87,7 +87,7 @@ class Passes {
 
   // How the tokens of a head are divided: for about 512 blocks in all, into parts of at least 256
   // tokens, and at most 16 of them, as each block of the next pass reads the sums of all parts. The
-  // shapes alone decide it, so that results are the same on every GPU.
+  // shapes alone decide it, so that results are the same on every GPU with room for the same tiles.
   struct Parts {
     int64_t count, length, tokens;
   };
