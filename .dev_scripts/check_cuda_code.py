@@ -80,6 +80,15 @@ def tensor_cores(kernel: str, products: int) -> Tuple[Limit, Limit]:
     )
 
 
+def linear(kernel: str, blocks: int, products: int) -> Tuple[Limit, Limit]:
+    """A pass of linear_attention, by threads and by tensor cores."""
+    name = rf'linear::{kernel}_kernel<64, {FLOATS}, float, linear::%s>'
+    return (
+        Limit(name % 'FmaUnits', blocks, {'HMMA': 0}),
+        Limit(name % 'TensorCores<.*>', blocks, {'HMMA': 12 * products, 'IMMA': 0}),
+    )
+
+
 # The widest tile of halves lacks a few registers on 8.0, outside its main loop.
 SPILLS = {'sm_80': (r'forward_kernel<\w+, (Half|BFloat16), float, ForwardTile<4, 16, 32, 4>>', 12)}
 
@@ -98,6 +107,8 @@ LIMITS = (
     gradient('Gaussian', '4, 4, 16', 4 * 4 * 4, L2_GRADIENT, 2.3),
     gradient('Gaussian', '13, 2, 4', 13 * 2 * 4, L2_GRADIENT, 2.3),
     *tensor_cores('moments', 1), *tensor_cores('mix', 2), *tensor_cores('output', 1),
+    *linear('key_sums', 4, 1), *linear('outputs', 4, 1),
+    *linear('query_gradients', 3, 3), *linear('key_gradients', 3, 2),
 )  # fmt: skip
 
 

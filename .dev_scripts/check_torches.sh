@@ -64,7 +64,7 @@ for version in "$@"; do
     PATH='' "$python" -W ignore -m mmlaplace.check >"$place/check.txt" 2>&1 || { cat "$place/check.txt" >&2; exit 1; }
     seconds=$(echo "$(date +%s%N) $started" | awk '{printf "%.1f", ($1 - $2) / 1e9}')
     OMP_NUM_THREADS=1 "$python" -m pytest -q -p no:cacheprovider --rootdir "$place" -n 2 -m 'not slow' \
-        tests/ops/test_{contracts,derivatives,fused,inverse,kernels,nystrom_attention,pooled_landmarks,properties,tracing}.py \
+        tests/ops/test_{contracts,derivatives,fused,inverse,kernels,linear_attention,nystrom_attention,pooled_landmarks,properties,tracing}.py \
         >"$place/tests.txt" 2>&1 || { cat "$place/tests.txt" >&2; exit 1; }
     OMP_NUM_THREADS=1 "$python" train.py
     cd "$root"

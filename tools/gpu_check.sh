@@ -52,6 +52,8 @@ tail_lines=200 step benchmark "$python" tools/benchmarks/benchmark_ops.py --devi
     --out "$out/benchmark_ops.json" --plot "$out/benchmark_ops.png" --force
 tail_lines=120 step benchmark_bf16 "$python" tools/benchmarks/benchmark_ops.py --device cuda --ops kernels \
     --dtype bfloat16 --out "$out/benchmark_ops_bf16.json" --force
+tail_lines=120 step benchmark_linear "$python" tools/benchmarks/benchmark_ops.py --device cuda --ops linear \
+    --dtype bfloat16 --out "$out/benchmark_ops_linear_bf16.json" --force
 tail_lines=30 step backbone "$python" tools/benchmarks/benchmark_backbone.py --device cuda \
     --out "$out/benchmark_backbone.json" --plot "$out/benchmark_backbone.png" --force
 # Forward and training step of whole backbones, in fp32 and bf16.

@@ -86,6 +86,13 @@ def _nystrom_macs(
     return batch_heads * macs
 
 
+def _linear_macs(
+    query: Sequence[int], key: Sequence[int], value: Sequence[int], streams: int
+) -> int:
+    tokens = (query[-2] + key[-2]) * value[-1] + query[-2] * streams  # and the normalisers
+    return _product(query[:2]) * tokens * query[-1]
+
+
 def _fourier_macs(maps: Sequence[int], dim: Sequence[int]) -> int:
     # 5 N log2 N real FLOPs of a complex transform, as FFTW counts, and half of them of a real one.
     return round(1.25 * _product(maps) * math.log2(_product([maps[axis] for axis in dim])))
@@ -120,6 +127,12 @@ if 'nystrom_attention' in _native.AVAILABLE:
         return 2 * _nystrom_macs(q, k, landmarks, whitening_eps)
 
     FLOP_FORMULAS[torch.ops.mmlaplace.nystrom_attention] = _nystrom_flops
+if 'linear_attention' in _native.AVAILABLE:
+
+    def _linear_flops(q, k, v, top_q, top_k, eps, features, streams, **__):
+        return 2 * _linear_macs(q, k, v, streams)
+
+    FLOP_FORMULAS[torch.ops.mmlaplace.linear_attention] = _linear_flops
 if '_pola_streams' in _native.AVAILABLE:
     FLOP_FORMULAS[torch.ops.mmlaplace._pola_streams] = lambda q, power, shift, sums, *_, **__: (
         2 * _product(q[:-1]) * _product(sums[-2:])
@@ -202,6 +215,9 @@ def mmengine_flop_handles() -> dict:
         ),
         'mmlaplace::nystrom_attention': lambda inputs, outputs: _nystrom_macs(
             shapes(inputs)[0], shapes(inputs)[1], shapes(inputs)[3], inputs[9].toIValue()
+        ),
+        'mmlaplace::linear_attention': lambda inputs, outputs: _linear_macs(
+            shapes(inputs)[0], shapes(inputs)[1], shapes(inputs)[2], inputs[7].toIValue()
         ),
         'mmlaplace::cholesky_inverse': lambda inputs, outputs: _cholesky_inverse_macs(
             shapes(inputs)[0]

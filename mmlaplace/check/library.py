@@ -104,17 +104,25 @@ def random_attention() -> Tuple[Tensor, ...]:
     return tokens, tokens.flip(2), tokens.roll(1, 2), landmarks, kernel.inverse()
 
 
+def random_features() -> Tuple[Tensor, ...]:
+    """Queries, keys and values ``(1, 2, 37, 8)``."""
+    tokens, _ = random_tokens()
+    return tokens, tokens.flip(2), tokens.roll(1, 2)
+
+
 # For each op, a function that makes the inputs with gradients, and the further arguments. A new op
 # needs a new row.
 EXAMPLES: Dict[str, Tuple[Callable[[], Tuple[Tensor, ...]], tuple]] = {
     'cholesky_inverse': (random_spd, ()),
     'gaussian_kernel': (random_tokens, (2.0,)),
     'laplacian_kernel': (random_tokens, (4.0,)),
+    'linear_attention': (random_features, ()),
     'newton_schulz_inverse': (random_spd, ()),
     'nystrom_attention': (random_attention, (4.0,)),
     'pooled_landmarks': (lambda: random_tokens()[:1], ((1, 37),)),
 }
 OPTIONS: Dict[str, Dict[str, Any]] = {
+    'linear_attention': dict(features='elu_plus_one', streams=2),
     'nystrom_attention': dict(whitening_eps=1e-5),
     'pooled_landmarks': dict(cells=(1, 5)),
 }

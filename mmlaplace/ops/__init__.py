@@ -5,6 +5,7 @@ from .cholesky_inverse import cholesky_inverse
 from .gaussian_kernel import gaussian_kernel
 from .inverse_residual import inverse_residual
 from .laplacian_kernel import laplacian_kernel
+from .linear_attention import linear_attention
 from .newton_schulz_inverse import newton_schulz_inverse
 from .nystrom_attention import nystrom_attention
 from .pooled_landmarks import pooled_landmarks
@@ -16,6 +17,7 @@ __all__ = [
     'gaussian_kernel',
     'inverse_residual',
     'laplacian_kernel',
+    'linear_attention',
     'newton_schulz_inverse',
     'nystrom_attention',
     'pooled_landmarks',

@@ -21,6 +21,7 @@ GOOD = {
         q=Q, k=Q, v=Q, landmarks=Q[:, :, :3], inverse=torch.ones(1, 2, 3, 3), bandwidth=4.0
     ),
     ops.pooled_landmarks: dict(k=Q, hw_shape=(2, 3), cells=(1, 2)),
+    ops.linear_attention: dict(q=Q, k=Q, v=Q),
 }
 KERNELS = [
     (dict(q=Q[0]), ValueError, r'q must .* axes .*\(2, 6, 4\)'),
@@ -91,6 +92,20 @@ POOLING = [
     (dict(cells=(0, 2)), ValueError, r'cells \(\(0, 2\)\)'),
     (dict(cells=None, ratio=0), ValueError, r'ratio \(0\)'),
 ]
+LINEAR = [
+    (dict(q=Q.int()), TypeError, 'q .*got torch.int32'),
+    (dict(v=[1.0]), TypeError, 'v .*list'),
+    (dict(q=Q[0]), ValueError, r'q must .*got shape \(2, 6, 4\)'),
+    (dict(k=Q[..., :3]), ValueError, r'k must be \(1, 2, 6, 4\).*got \(1, 2, 6, 3\)'),
+    (dict(v=Q[:, :, :5]), ValueError, r'v must be \(1, 2, 6, 4\).*got \(1, 2, 5, 4\)'),
+    (dict(v=Q.to('meta')), ValueError, 'v .* on cpu .* on meta'),
+    (dict(numerator=(Q, Q[:, :1])), ValueError, r'numerator\[1\] .*got \(1, 1, 6, 4\)'),
+    (dict(numerator=(Q, None)), ValueError, 'both of its tensors, got one'),
+    (dict(eps=-1.0), ValueError, 'eps .*got -1.0'),
+    (dict(features='exp'), ValueError, "'none', 'relu', 'elu_plus_one'.*got 'exp'"),
+    (dict(streams=3), ValueError, 'streams .*got 3'),
+    (dict(q=Q[..., :3], k=Q[..., :3], streams=2), ValueError, 'even number of features, got 3'),
+]
 CASES = [
     *((op, *case) for op in (ops.laplacian_kernel, ops.gaussian_kernel) for case in KERNELS),
     *((op, *case) for op in (ops.newton_schulz_inverse, ops.cholesky_inverse) for case in INVERSES),
@@ -99,6 +114,7 @@ CASES = [
     *((op, *case) for op in (ops.nystrom_attention, ops.pooled_landmarks) for case in ROTARY),
     *((ops.nystrom_attention, *case) for case in ATTENTION),
     *((ops.pooled_landmarks, *case) for case in POOLING),
+    *((ops.linear_attention, *case) for case in LINEAR),
 ]
 
 
@@ -116,6 +132,7 @@ ATTEND = dict(
 # Arguments of each compiled op. REFUSED has the changes of them that it refuses.
 SMALL = dict(mat=EYE, ridge=0.1)
 NEWTON_OP = dict(mat=EYE.expand(4, 3, 3), num_iters=3, ridge=0.1, start_scale=torch.ones(4))
+ATTEND_LINEAR = dict(q=Q, k=Q, v=Q, top_q=None, top_k=None, eps=1e-6, features='relu', streams=1)
 POOL = dict(k=Q, rotary=None, rotary_form='half', height=2, width=3, rows=1, columns=2, ratio=None)
 CALLS = {
     'laplacian_kernel': dict(q=Q, k=Q, bandwidth=1.0),
@@ -134,6 +151,8 @@ CALLS = {
     ),
     'pooled_landmarks': POOL,
     '_pooled_landmarks_backward': dict(POOL, grad=Q[:, :, :2]),
+    'linear_attention': ATTEND_LINEAR,
+    '_linear_attention_backward': dict(ATTEND_LINEAR, grad=Q, sums=torch.ones(1, 2, 4, 5)),
 }  # fmt: skip
 NAN, INF, HUGE = float('nan'), float('inf'), 1 << 62
 OUT_OF_RANGE = [0.0, -0.0, -1.0, -1e-300, NAN, INF, -INF]  # of a positive number
@@ -170,6 +189,12 @@ POOLING_OP = [
     dict(columns=None), dict(rows=None, columns=None), dict(rows=None, columns=None, ratio=0),
     dict(rows=None, columns=None, ratio=-1),
 ]  # fmt: skip
+LINEAR_OP = [
+    *TOKENS, dict(v=Q[:, :, :5]), dict(v=Q.double()), dict(v=Q[0]), dict(top_q=Q), dict(top_k=Q),
+    dict(top_q=Q, top_k=Q[..., :3]), dict(top_q=Q.double(), top_k=Q), dict(features='exp'),
+    dict(q=Q.int(), k=Q.int(), v=Q.int()), dict(streams=0), dict(streams=3),
+    dict(q=Q[..., :3], k=Q[..., :3], streams=2), *(dict(eps=eps) for eps in (-1.0, NAN, INF)),
+]  # fmt: skip
 REFUSED = {
     'laplacian_kernel': [*TOKENS, *BANDWIDTHS, dict(q=Q.int(), k=Q.int()), dict(q=EMPTY, k=EMPTY)],
     'gaussian_kernel': [*TOKENS, *BANDWIDTHS, dict(bandwidth=1e-20)],
@@ -189,6 +214,11 @@ REFUSED = {
     'pooled_landmarks': POOLING_OP,
     '_pooled_landmarks_backward': [
         *POOLING_OP, dict(grad=ONE), dict(grad=Q[:, :, :2].int()), dict(grad=Q),
+    ],
+    'linear_attention': LINEAR_OP,
+    '_linear_attention_backward': [
+        *LINEAR_OP, dict(grad=Q.double()), dict(grad=Q[:, :, :5]), dict(sums=Q), dict(sums=ONE),
+        dict(sums=torch.ones(1, 2, 4, 5).double()),
     ],
 }  # fmt: skip
 compiled = pytest.mark.skipif(
@@ -248,6 +278,12 @@ QUOTED = [
     (lambda: call('pooled_landmarks', dict(width=4)), r'2 \* 4, got \[1, 2, 6, 4\]'),
     (lambda: call('pooled_landmarks', dict(rows=0)), 'got 0 x 2'),
     (lambda: call('_pooled_landmarks_backward', dict(grad=ONE)), r'got \[1\]'),
+    (lambda: call('linear_attention', dict(v=Q[:, :, :5])), r'v must .*\[1, 2, 5, 4\]'),
+    (lambda: call('linear_attention', dict(top_q=Q, top_k=Q[..., :3])), r'numer.*\[1, 2, 6, 3\]'),
+    (lambda: call('linear_attention', dict(eps=-1.0)), 'eps .*got -1$'),
+    (lambda: call('linear_attention', dict(features='exp')), 'features .*got exp'),
+    (lambda: call('linear_attention', dict(streams=3)), 'streams .*got 3'),
+    (lambda: call('_linear_attention_backward', dict(sums=Q)), r'sums \[1, 2, 6, 4\].*not those'),
     (lambda: signed_powers(X, POWER[..., :2], POWER), r'power .*\[1, 1, 2\]'),
     (lambda: pola_streams(X, POWER, POWER, X, 1e-6), r'sums .*\[1, 1, 6, 5\], got .* 3\]'),
 ]  # fmt: skip

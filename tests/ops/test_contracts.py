@@ -5,6 +5,8 @@ import functools
 import pytest
 import torch
 from conftest import NO_GPU, by_threads
+from test_linear_attention import NAMES as LINEAR_NAMES
+from test_linear_attention import case as linear_case
 from test_nystrom_attention import NAMES, problem
 from test_nystrom_attention import case as attention_case
 from test_pooled_landmarks import case as pooled_case
@@ -15,8 +17,15 @@ from mmlaplace.analysis.measuring import tensor_memory
 
 KERNELS = ('laplacian_kernel', 'gaussian_kernel')
 INVERSES = ('newton_schulz_inverse', 'cholesky_inverse')
-READS_HALVES = ('nystrom_attention', 'pooled_landmarks')
+READS_HALVES = ('nystrom_attention', 'pooled_landmarks', 'linear_attention')
 OPS = {name: getattr(ops, name) for name in (*KERNELS, *INVERSES, *READS_HALVES)}
+
+
+def with_numerator(q, k, v, top_q, top_k, **options):
+    return ops.linear_attention(q, k, v, numerator=(top_q, top_k), **options)
+
+
+OPS['linear_attention'] = with_numerator
 names = pytest.mark.parametrize('name', OPS)
 
 
@@ -25,6 +34,9 @@ def example(name, dtype=torch.float64, device='cpu', size=30):
     if name == 'nystrom_attention':
         tensors, options = attention_case('odd' if size == 30 else 'three-parts', dtype, device)
         return dict(zip(NAMES, tensors)), options
+    if name == 'linear_attention':
+        tensors, options = linear_case('numerator' if size == 30 else 'three-parts', dtype, device)
+        return dict(zip(LINEAR_NAMES, tensors)), options
     if name == 'pooled_landmarks':
         k, options = pooled_case('uneven-cells' if size == 30 else 'wide-rows', dtype, device)
         return dict(k=k), options
@@ -78,7 +90,8 @@ def test_under_autocast_ops_read_halves_or_widen_them(name, backend, device):
     with torch.autocast(device, dtype=torch.bfloat16):
         out = function(*tensors.values())
         named = function(**tensors)
-    assert out.dtype == (torch.bfloat16 if name == 'nystrom_attention' else torch.float32)
+    attends = name in ('nystrom_attention', 'linear_attention')
+    assert out.dtype == (torch.bfloat16 if attends else torch.float32)
     torch.testing.assert_close(named, out, rtol=0, atol=0)  # the rule reads keywords too
     torch.testing.assert_close(out, function(*(tensor.float() for tensor in tensors.values())))
 

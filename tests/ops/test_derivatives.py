@@ -5,6 +5,8 @@ import functools
 import pytest
 import torch
 from conftest import NO_GPU
+from test_linear_attention import attend as linear
+from test_linear_attention import case as linear_case
 from test_nystrom_attention import problem
 from test_pooled_landmarks import table
 from torch.autograd import gradcheck, gradgradcheck
@@ -70,6 +72,15 @@ def pool(form, **cells):
     return pooled, lambda: (torch.randn(1, 2, 6, 5, dtype=torch.float64),)
 
 
+def linear_attention(name):
+    options = linear_case(name)[1]
+
+    def attend(*tensors, backend):
+        return linear(*tensors, backend=backend, **options)
+
+    return attend, lambda: [tensor[:1, :2, :3, :4] for tensor in linear_case(name)[0]]
+
+
 # Functions of tensors and a backend, and what makes the tensors. A new op is a new row.
 CASES = {
     'laplacian': (lambda q, k, backend: ops.laplacian_kernel(q, k, 1.7, backend=backend), tokens),
@@ -81,6 +92,8 @@ CASES = {
     'attention, half': attention('laplacian', 0.1, 'half'),
     'attention, gaussian': attention('gaussian', 0.1, None),
     'attention, pairs': attention('laplacian', None, 'pairs'),
+    'attention, linear': linear_attention('odd'),
+    'attention, streams': linear_attention('all'),
     'pooled': pool(None, ratio=2),
     'pooled, half': pool('half', cells=(2, 2)),
     'pooled, pairs': pool('pairs', ratio=2),

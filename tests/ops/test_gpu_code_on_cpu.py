@@ -1,4 +1,4 @@
-"""The CUDA ops with landmarks, run on a CPU: host code as it is, device code by threads.
+"""The CUDA attentions and landmarks, run on a CPU: host code as it is, device code by threads.
 
 What launches kernels on a GPU is not in it. ``native/gpu_ops_on_cpu.cpp`` has ops of its own.
 """
@@ -13,6 +13,7 @@ from conftest import ROOT
 from torch.utils import cpp_extension
 
 from mmlaplace.ops import laplacian_kernel
+from mmlaplace.ops.linear_attention import linear_attention_reference
 from mmlaplace.ops.nystrom_attention import nystrom_attention_reference
 from mmlaplace.ops.pooled_landmarks import pooled_landmarks_reference
 
@@ -188,3 +189,59 @@ def test_pooling_for_gpus_has_the_values_and_gradients_of_the_reference(ops, cas
     assert dk.dtype == dtype and dk.transpose(1, 2).is_contiguous()
     assert_near(out, wanted, out.dtype, 'means')
     assert_near(dk, expected, dtype, 'gradient')
+
+
+LINEAR = {
+    # name: ((B, heads, N, n, f, d), features, streams, numerator, dtype, shared memory)
+    'small tiles': ((2, 2, 20, 35, 6, 5), 'elu_plus_one', 2, True, torch.float64, PLENTY),
+    'global memory': ((1, 1, 20, 300, 9, 6), 'relu', 1, False, torch.float64, 0),
+    'large tiles': ((1, 1, 70, 300, 12, 8), 'elu_plus_one', 1, False, torch.float32, PLENTY),
+    'halves': ((2, 1, 70, 66, 12, 20), 'none', 2, False, torch.bfloat16, PLENTY),
+    'halves, little memory': ((1, 1, 40, 20, 8, 8), 'relu', 1, True, torch.bfloat16, 0),
+    'one': ((1, 1, 1, 1, 1, 1), 'none', 1, True, torch.float32, PLENTY),
+}
+
+
+@pytest.mark.parametrize(('case', 'by_tensor_cores'), [
+    *((case, False) for case in LINEAR), ('large tiles', True), ('halves', True),
+])  # fmt: skip
+def test_linear_attention_for_gpus_has_the_values_and_gradients_of_the_reference(
+    ops, tensor_cores, case, by_tensor_cores
+):
+    (batch, heads, queries, keys, width, dims), *constants, top, dtype, shared_memory = LINEAR[case]
+    ops.set_shared_memory(shared_memory)
+    tensor_cores(by_tensor_cores)
+    sizes = [(queries, width), (keys, width), (keys, dims), (queries, width), (keys, width)]
+    # Of one sign if they are features already, so that no normaliser is near zero.
+    make = torch.rand if constants[0] == 'none' else torch.randn
+    inputs = [make(batch, n, heads, c, dtype=torch.float64).transpose(1, 2).to(dtype)
+              for n, c in sizes[: 5 if top else 3]]  # fmt: skip
+    none = [None] * (5 - len(inputs))
+    grad = torch.randn_like(inputs[2][:, :, :1].expand(-1, -1, queries, -1))
+
+    def attend():
+        out, sums = ops.linear_attention(*inputs, *none, 1e-3, *constants)
+        arguments = (grad, *inputs, *none, sums, 1e-3, *constants)
+        return out, *ops._linear_attention_backward(*arguments)
+
+    out, *gradients = attend()
+    assert all(map(torch.equal, (out, *gradients), attend()))
+    wide = [tensor.double().requires_grad_() for tensor in inputs]
+    wanted = linear_attention_reference(*wide, *none, 1e-3, *constants)
+    assert out.dtype == dtype and out.transpose(1, 2).is_contiguous()
+    assert_near(out, wanted, dtype, 'out')
+    expected = torch.autograd.grad(wanted, wide, grad.double())
+    for name, got, right in zip(('q', 'k', 'v', 'top_q', 'top_k'), gradients, expected):
+        assert got.dtype == dtype, name
+        assert_near(got, right, dtype, name)
+
+
+def test_linear_attention_for_gpus_of_no_queries_and_no_keys(ops):
+    ops.set_shared_memory(PLENTY)
+    none, some = torch.rand(1, 2, 0, 4), torch.rand(1, 2, 5, 4)
+    for q, k in ((none, some), (some, none), (none[:0], some[:0])):
+        out, sums = ops.linear_attention(q, k, k, None, None, 0.0, 'elu_plus_one', 1)
+        arguments = (out, q, k, k, None, None, sums, 0.0, 'elu_plus_one', 1)
+        dq, dk, dv, *_ = ops._linear_attention_backward(*arguments)
+        assert (out.shape, dq.shape, dk.shape, dv.shape) == (q.shape, q.shape, k.shape, k.shape)
+        assert out.isnan().all() and not dk.any() and not dv.any()

@@ -43,7 +43,8 @@ def results(ops, backend='native'):
         q, k, k, marks, inverses[0], 4.0, whitening_eps=1e-2, backend=backend
     )
     near = ops.gaussian_kernel(q, marks, 4.0, backend=backend)
-    found = [marks, matrix, *inverses, mixed, near]
+    linear = ops.linear_attention(q, k, q, features='elu_plus_one', backend=backend)
+    found = [marks, matrix, *inverses, mixed, near, linear]
     return [*found, *torch.autograd.grad(sum(value.square().sum() for value in found), (q, k))]
 
 

@@ -66,7 +66,8 @@ def run(command, **environment):
 @pytest.mark.sanitizer
 @needs_compiler
 @pytest.mark.parametrize('op', [
-    'kernels', 'inverses', 'nystrom_attention', 'pooled_landmarks', 'tensor_cores',
+    'kernels', 'inverses', 'nystrom_attention', 'pooled_landmarks', 'linear_attention',
+    'tensor_cores',
 ])  # fmt: skip
 @pytest.mark.parametrize(('sanitizer', 'cases'), [
     ('address,undefined', 'all'),  # indices, alignment, overflow
@@ -108,7 +109,7 @@ def test_cpu_ops_pass_under_address_and_undefined_behaviour_sanitizers(tmp_path)
          '--rootdir', tmp_path / 'site',
          *(tmp_path / f'site/tests/ops/test_{name}.py'
            for name in ('contracts', 'layouts', 'kernels', 'inverse', 'nystrom_attention',
-                        'pooled_landmarks', 'fused')),
+                        'pooled_landmarks', 'linear_attention', 'fused')),
          '-m', 'not slow',
          '-k', '(native-cpu or fused) and not threads and not thousand'],
         PYTHONPATH=str(tmp_path / 'site'), LD_PRELOAD=' '.join(preload),

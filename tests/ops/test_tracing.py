@@ -30,6 +30,15 @@ def attention(whitening_eps=1e-2, **kw):
     return q, k, v, marks, inverse, scale, rotary, 'laplacian', 4.0, whitening_eps, 'pairs'
 
 
+def features(streams=1, **kw):
+    """Arguments of linear_attention, with a numerator for one stream."""
+    q, k, v, *tops = (
+        points(2, 3, *size, **kw) for size in ((11, 6), (7, 6), (7, 5), (11, 6), (7, 6))
+    )
+    tops = tops if streams == 1 else (None, None)
+    return q, k, v, *tops, 1e-2, 'elu_plus_one', streams
+
+
 # Every native op of the library with arguments for it; a new op is a new row.
 ARGUMENTS = {
     'laplacian_kernel': lambda **kw: (points(2, 3, 11, 5, **kw), points(2, 3, 4, 5, **kw), 2.0),
@@ -37,6 +46,7 @@ ARGUMENTS = {
     'newton_schulz_inverse': lambda **kw: (spd(**kw), 20, 1e-2),
     'cholesky_inverse': lambda **kw: (spd(**kw), 1e-2),
     'nystrom_attention': attention,
+    'linear_attention': features,
     'pooled_landmarks': lambda **kw: (points(2, 3, 12, 5, **kw), None, 'half', 3, 4, None, None, 2),
 }
 
@@ -80,7 +90,7 @@ def test_opcheck_of_the_gradients_of_powers():
 @needs_compile
 @pytest.mark.parametrize('device', DEVICES)
 @pytest.mark.parametrize(
-    'name', ['laplacian_kernel', 'gaussian_kernel', 'pooled_landmarks',
+    'name', ['laplacian_kernel', 'gaussian_kernel', 'pooled_landmarks', 'linear_attention',
              pytest.param('nystrom_attention', marks=pytest.mark.slow)]
 )  # fmt: skip
 def test_opcheck_of_the_gradients(name, device):
@@ -90,6 +100,8 @@ def test_opcheck_of_the_gradients(name, device):
     grad = torch.randn_like(out[0] if isinstance(out, tuple) else out)
     if name == 'nystrom_attention':
         inputs = (grad, *arguments[:7], *out[1:], *arguments[7:])
+    elif name == 'linear_attention':
+        inputs = (grad, *arguments[:5], out[1], *arguments[5:])
     elif name == 'pooled_landmarks':
         inputs = (grad, *arguments)
     else:
@@ -103,7 +115,9 @@ def all_ops(q, k):
     skewed = matrix + 0.1 * matrix.triu(1)  # of which Cholesky inverts the mean of both triangles
     weights = ops.newton_schulz_inverse(matrix) @ ops.cholesky_inverse(skewed, 0.5)
     mixed = ops.nystrom_attention(q, k, k, marks, weights, 4.0, whitening_eps=1e-2)
-    return mixed + ops.gaussian_kernel(q, marks, 2.0) @ weights @ marks
+    # On a CPU it is torch's products unless asked, and so no op.
+    linear = ops.linear_attention(q, k, k, features='elu_plus_one', backend='native')
+    return mixed + linear + ops.gaussian_kernel(q, marks, 2.0) @ weights @ marks
 
 
 class AllOps(torch.nn.Module):

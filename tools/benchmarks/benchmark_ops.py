@@ -56,14 +56,17 @@ from mmlaplace.lab.side_by_side.op_candidates import (
     INVERSE_SHAPES,
     KERNEL_SHAPES,
     KERNELS,
+    LINEAR_SHAPES,
     QUICK_INVERSE_SHAPES,
     QUICK_KERNEL_SHAPES,
+    QUICK_LINEAR_SHAPES,
     RIDGE,
     SWEEP_SHAPES,
     Candidate,
     Case,
     inverse_case,
     kernel_case,
+    linear_case,
     missing,
 )
 from mmlaplace.ops import _native, inverse_residual
@@ -142,7 +145,7 @@ def time_case(case: Case, backward: bool, rounds: int) -> Tuple[List[Row], float
             row['G diff/s'] = math.prod(case.shape) / median / 1e9
             if candidate.name == 'native' and not backward:
                 row['repeated G diff/s'] = repeated_rate(case, candidate, 10 * rounds) / 1e9
-        else:
+        elif case.op == 'newton_schulz_inverse':
             with torch.no_grad():
                 inverse = candidate.forward(*case.inputs)
             row['residual'] = inverse_residual(*case.inputs, inverse, RIDGE).max().item()
@@ -264,7 +267,7 @@ def reasons_of(case: Case) -> Dict[str, str]:
 def parse_args(parser: ToolParser) -> argparse.Namespace:
     """The arguments, as far as they can be carried out here."""
     dtypes = ('float32', 'float64', 'float16', 'bfloat16')
-    parser.add_argument('--ops', choices=('kernels', 'inverse', 'all'), default='all')
+    parser.add_argument('--ops', choices=('kernels', 'inverse', 'linear', 'all'), default='all')
     parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu')
     parser.add_argument('--dtype', choices=dtypes, default='float32')
     parser.add_argument('--rounds', type=positive, default=30, help='default: %(default)s')
@@ -304,10 +307,13 @@ def main() -> None:
     print('\n'.join(f'{key}: {value}' for key, value in machine.items()))
     torch.manual_seed(0)
     cases, rows, sweep, peak = [], [], [], 0.0
-    if args.ops != 'inverse':
+    if args.ops in ('kernels', 'all'):
         cases += [kernel_case(op, s, device, dtype) for op in KERNELS for s in kernel_shapes]
-    if args.ops != 'kernels':
+    if args.ops in ('inverse', 'all'):
         cases += [inverse_case(shape, device, dtype) for shape in inverse_shapes]
+    if args.ops in ('linear', 'all'):
+        shapes = QUICK_LINEAR_SHAPES if args.quick else LINEAR_SHAPES
+        cases += [linear_case(shape, device, dtype) for shape in shapes]
     for index, case in enumerate(cases, 1):
         print(f'timing {index} of {len(cases)}: {case.title}', flush=True)
         for backward in (False, True):

@@ -17,14 +17,17 @@ from torch import Tensor
 
 from mmlaplace.analysis.measuring import bytes_of
 from mmlaplace.models.attentions.laplacian import KERNELS as ATTENTION_KERNELS
-from mmlaplace.ops import _native, cholesky_inverse, newton_schulz_inverse
+from mmlaplace.ops import _native, cholesky_inverse, linear_attention, newton_schulz_inverse
+from mmlaplace.ops.linear_attention import elu_plus_one
 
 # Name of the op: the op, and a function that gives LaplacianAttention's scale for head dimension d.
 KERNELS = {op.__name__: (op, scale_of) for op, scale_of in ATTENTION_KERNELS.values()}
 KERNEL_SHAPES = ((16, 3136, 49, 32), (2, 16384, 256, 32), (16, 3136, 49, 64))
 SWEEP_SHAPES = tuple((16, queries, 49, 32) for queries in (49, 196, 784, 3136, 12544))
 INVERSE_SHAPES = ((64, 49), (64, 100), (16, 196))
+LINEAR_SHAPES = ((16, 784, 64), (16, 3136, 32), (2, 16384, 64))
 QUICK_KERNEL_SHAPES, QUICK_INVERSE_SHAPES = ((2, 40, 9, 8), (2, 80, 9, 8)), ((3, 9),)
+QUICK_LINEAR_SHAPES = ((2, 40, 8),)
 RIDGE = 1e-2
 
 
@@ -51,7 +54,8 @@ class Case:
 
     @property
     def title(self) -> str:
-        axes = 'B*heads, N, M, d' if self.op in KERNELS else 'batch, m'
+        others = dict(newton_schulz_inverse='batch, m', linear_attention='B*heads, N, d')
+        axes = others.get(self.op, 'B*heads, N, M, d')
         return f'{self.op}, ({axes}) = {self.shape}, {self.inputs[0].dtype}{self.note}'
 
 
@@ -146,6 +150,35 @@ def inverse_case(shape: tuple, device: torch.device, dtype: torch.dtype) -> Case
         Candidate('linalg.inv', lambda m: torch.linalg.inv(m + ridge), lu_failure(mat + ridge)),
     ]
     return Case('newton_schulz_inverse', shape, (mat,), bytes_of((mat,)), candidates, note)
+
+
+def linear_case(shape: tuple, device: torch.device, dtype: torch.dtype) -> Case:
+    """The case of linear attention with the features elu + 1, and of softmax attention beside it.
+
+    Args:
+        shape: Batch x heads, number of tokens and head dimension.
+        device: Device of the tokens.
+        dtype: Type of the tokens.
+    """
+    batch_heads, tokens, dims = shape
+    inputs = tuple(torch.randn(1, batch_heads, tokens, dims).to(device, dtype) for _ in range(3))
+    linear = partial(linear_attention, features='elu_plus_one')
+    native = _native.why_not('linear_attention', device.type)
+    triton = 'runs on GPUs only' if device.type == 'cpu' else missing('fbi_la')
+    candidates = [
+        Candidate('native', partial(linear, backend='native'), native),
+        Candidate('reference', partial(linear, backend='reference')),
+        Candidate('fbi_la, Triton', by_fbi_la, triton),
+        Candidate('softmax attention', torch.nn.functional.scaled_dot_product_attention),
+    ]
+    return Case('linear_attention', shape, inputs, bytes_of(inputs[:1]), candidates)
+
+
+def by_fbi_la(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The same by https://github.com/hp-l33/flash-bidirectional-linear-attention (MIT)."""
+    from fbi_la.ops.linear_attn.attention import linear_attention as by_triton
+
+    return by_triton(elu_plus_one(q), elu_plus_one(k), v)
 
 
 def lu_failure(mat: Tensor) -> Optional[str]:

@@ -3,9 +3,7 @@ from typing import Any, Tuple
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from mmlaplace.ops.precision import no_autocast, upcast
-
-from ..layers import elu_plus_one, linear_attention
+from ..layers import linear_attention
 from .base import QKVAttention
 
 
@@ -47,7 +45,5 @@ class LinearAttention(QKVAttention):
         self.eps = eps
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        with no_autocast(v.device):
-            query, key = (elu_plus_one(x) for x in upcast(q, k))
-            # The layer divides means over the keys, so its epsilon is that of one key.
-            return linear_attention(query, key, v, self.eps / key.shape[-2])
+        # The layer divides means over the keys, so its epsilon is that of one key.
+        return linear_attention(q, k, v, self.eps / k.shape[-2], features='elu_plus_one')

@@ -2,12 +2,9 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from mmengine.model import ModuleList, Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
-
-from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import linear_attention, map_to_tokens, tokens_to_map
 from ..layers.build import build_map_norm
@@ -120,8 +117,6 @@ class LiteMLA(BaseAttention):
         count = maps.shape[1] // (3 * self.head_dims)
         heads = maps.reshape(x.shape[0], count, 3, self.head_dims, x.shape[1]).transpose(-2, -1)
         q, k, v = heads.unbind(2)  # (B, heads * (1 + scales), N, d) each
-        with no_autocast(x.device):
-            query, key = (F.relu(tokens) for tokens in upcast(q, k))
-            mixed = linear_attention(query, key, v, self.eps / x.shape[1])
+        mixed = linear_attention(q, k, v, self.eps / x.shape[1], features='relu')
         out = self.proj(mixed.transpose(1, 2).flatten(2))  # (B, N, C)
         return map_to_tokens(self.norm(tokens_to_map(out, hw_shape)))

@@ -182,6 +182,9 @@ class PolaAttention(QKVAttention):
                 query = signed_powers(query, *exponents)
                 return linear_attention(query[..., :dims], key[..., :dims], v, self.eps)
             # key: (B, heads, n, 2d)
+            if v.device.type == 'cuda':
+                query = signed_powers(query, *exponents)
+                return linear_attention(query, key, v, self.eps, streams=2)
             summed = key.transpose(-2, -1) @ value / key.shape[2]
             half = (dims + 1) // 2  # chunk would give one part of one channel
             same, opposite = summed[..., :half], summed[..., half:]

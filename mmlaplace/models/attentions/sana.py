@@ -1,10 +1,7 @@
 from typing import Any, Tuple
 
-import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
-
-from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import RMSNorm, linear_attention
 from .base import Projected, QKVAttention
@@ -69,6 +66,4 @@ class SANAAttention(QKVAttention):
         return super().heads(projected, hw_shape)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        with no_autocast(v.device):
-            query, key = (F.relu(x) for x in upcast(q, k))
-            return linear_attention(query, key, v, self.eps / key.shape[-2])
+        return linear_attention(q, k, v, self.eps / k.shape[-2], features='relu')

@@ -1,11 +1,8 @@
 from typing import Any, Tuple
 
 import torch.nn as nn
-import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
-
-from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import linear_attention
 from .base import QKVAttention
@@ -55,7 +52,5 @@ class SLABAttention(QKVAttention):
             nn.init.zeros_(self.key_positions)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        with no_autocast(v.device):
-            query, key = (F.relu(x) for x in upcast(q, k))
-            # The layer divides means over the keys, so its epsilon is that of one key.
-            return linear_attention(query, key, v, self.eps / key.shape[-2])
+        # The layer divides means over the keys, so its epsilon is that of one key.
+        return linear_attention(q, k, v, self.eps / k.shape[-2], features='relu')

@@ -1,9 +1,10 @@
 """The parts around the attentions."""
 
+from mmlaplace.ops.linear_attention import elu_plus_one, linear_attention
+
 from .block import FFN, DropPath, LayerScale, TransformerBlock
 from .feature_map import DepthwiseConv, map_to_tokens, memory_format_of, tokens_to_map
 from .landmarks import Landmarks
-from .linear_attention import elu_plus_one, linear_attention
 from .patch_embed import (
     ConvPatchEmbed,
     OverlapPatchEmbed,

@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .linear_attention import linear_attention
+from mmlaplace.ops import linear_attention
+
 from .pairs import check_pairs_fit
 
 FORMS = ('auto', 'linear', 'direct')

@@ -162,7 +162,7 @@ def test_benchmark_ops(tmp_path):
     assert result.returncode == 0, result.stderr
     written = json.loads(out.read_text())
     rows = [row for row in written['rows'] if row['candidate'] == 'native']
-    ops = {'laplacian_kernel', 'gaussian_kernel', 'newton_schulz_inverse'}
+    ops = {'laplacian_kernel', 'gaussian_kernel', 'newton_schulz_inverse', 'linear_attention'}
     assert {row['op'] for row in rows} == ops
     assert {row['pass'] for row in rows} == {'forward', '+ backward'}
     assert all(row['median ms'] > 0 and row['runs'] >= 3 for row in rows)

@@ -1,5 +1,6 @@
-// The CUDA ops with landmarks as ops for CPUs: their host code as it is, and their device code run
-// by threads. `shared_memory` is what a block may have, which decides where tiles are.
+// The CUDA attentions and their landmarks as ops for CPUs: their host code as it is, and their
+// device code run by threads. `shared_memory` is what a block may have, which decides where tiles
+// are.
 #include "cuda_on_cpu.h"
 
 using std::copysign;
@@ -11,6 +12,7 @@ using std::sqrt;
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 
+#include "../../../ops/linear_attention/linear_attention_passes.h"
 #include "../../../ops/nystrom_attention/nystrom_attention_passes.h"
 #include "../../../ops/pooled_landmarks/pooled_landmarks_passes.h"
 
@@ -63,6 +65,13 @@ MMLAPLACE_LIBRARY_FRAGMENT(mmlaplace_gpu_on_cpu, library) {
   library.def(
       "_pooled_landmarks_backward(Tensor grad, Tensor k, Tensor? rotary, str rotary_form, int "
       "height, int width, int? rows, int? columns, int? ratio) -> Tensor");
+  library.def(
+      "linear_attention(Tensor q, Tensor k, Tensor v, Tensor? top_q, Tensor? top_k, float eps, str "
+      "features, int streams) -> (Tensor, Tensor)");
+  library.def(
+      "_linear_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? top_q, "
+      "Tensor? top_k, Tensor sums, float eps, str features, int streams) -> (Tensor, Tensor, "
+      "Tensor, Tensor, Tensor)");
 }
 
 MMLAPLACE_LIBRARY_IMPL(mmlaplace_gpu_on_cpu, CompositeExplicitAutograd, library) {
@@ -74,4 +83,7 @@ MMLAPLACE_LIBRARY_IMPL(mmlaplace_gpu_on_cpu, CompositeExplicitAutograd, library)
   library.impl("pooled_landmarks", MMLAPLACE_KERNEL(mmlaplace::pooled::forward<mmlaplace::Cpu>));
   library.impl("_pooled_landmarks_backward",
                MMLAPLACE_KERNEL(mmlaplace::pooled::backward<mmlaplace::Cpu>));
+  library.impl("linear_attention", MMLAPLACE_KERNEL(mmlaplace::linear::forward<mmlaplace::Cpu>));
+  library.impl("_linear_attention_backward",
+               MMLAPLACE_KERNEL(mmlaplace::linear::backward<mmlaplace::Cpu>));
 }

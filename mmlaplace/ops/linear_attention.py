@@ -1,0 +1,287 @@
+"""Attention whose weights are products of features, in time linear in the tokens."""
+
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import _checks, _native
+from .backend import ceil_div
+from .nystrom_attention import _apart, _joined
+from .precision import no_autocast, upcast, wide_dtype
+
+OP = 'linear_attention'
+# On a GPU. A block keeps the sums over the keys, and beyond this torch's products are faster.
+LARGEST = 256
+
+
+def elu_plus_one(x: Tensor) -> Tensor:
+    r"""The positive features :math:`\mathrm{elu}(x) + 1 = e^{\min(x, 0)} + \mathrm{relu}(x)`.
+
+    The function computes the right side. With elu(x) near -1, the sum on the left would lose small
+    values: all of them below x = -17 in fp32, and below -6 in bfloat16.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers import elu_plus_one
+        >>> elu_plus_one(torch.tensor([-20.0, 0.0, 2.0]))
+        tensor([2.0612e-09, 1.0000e+00, 3.0000e+00])
+    """
+    positive = F.relu(x)
+    # Not clamp(max=0), whose gradient at 0 is 1 up to torch 2.13, and 0 since then.
+    return (x - positive).exp() + positive
+
+
+FEATURES: Dict[str, Callable[[Tensor], Tensor]] = {
+    'none': lambda x: x,
+    'relu': F.relu,
+    'elu_plus_one': elu_plus_one,
+}
+
+
+def linear_attention_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    top_q: Optional[Tensor],
+    top_k: Optional[Tensor],
+    eps: float,
+    features: str,
+    streams: int,
+) -> Tensor:
+    """The specification of :func:`linear_attention` in plain PyTorch."""
+    query, key, value = upcast(q, k, v)
+    query, key = FEATURES[features](query), FEATURES[features](key)
+    if top_q is None or top_k is None:
+        top_q, top_k = query, key
+    else:
+        top_q, top_k = upcast(top_q, top_k)
+    summed = top_k.transpose(-2, -1) @ value / k.shape[-2]  # (B, heads, f, d)
+    mean_key = key.mean(-2).unsqueeze(-1)  # (B, heads, f, 1)
+    if streams == 1:
+        return (top_q @ summed / (query @ mean_key + eps)).to(v.dtype)
+    # Features are exchanged in these matrices, which are smaller than the queries.
+    first, half = ceil_div(v.shape[-1], 2), q.shape[-1] // 2
+    same, opposite = summed.tensor_split([first], dim=-1)
+    sums = torch.cat([same, opposite.roll(half, -2)], dim=-1)
+    normalizers = query @ torch.cat([mean_key, mean_key.roll(half, -2)], dim=-1) + eps
+    mixed = (top_q @ sums).tensor_split([first], dim=-1)
+    outs = [out / normalizer for out, normalizer in zip(mixed, normalizers.split(1, dim=-1))]
+    return torch.cat(outs, dim=-1).to(v.dtype)
+
+
+class Attention(_native.Function):
+    """The compiled op, which keeps its inputs and the sums over the keys for the backward."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> Tuple[Tensor, Tensor]:
+        with _native.below_autograd():
+            return _native.compiled(OP)(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[:5], output[1])
+        ctx.constants = inputs[5:]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Optional[Tensor], *_: Any) -> tuple:
+        if grad is None:
+            return (None,) * 8
+        *grads, of_top_q, of_top_k = AttentionGradient.apply(
+            grad, *ctx.saved_tensors, *ctx.constants
+        )
+        of_tops = (None, None) if ctx.saved_tensors[3] is None else (of_top_q, of_top_k)
+        return (*grads, *of_tops, *(None,) * 3)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, *inputs: Any) -> Tuple[tuple, tuple]:
+        outputs = Attention.apply(*_joined(info.batch_size, in_dims, inputs, rotary=-1))
+        return _apart(info.batch_size, outputs)
+
+
+class AttentionGradient(_native.Function):
+    """The gradients of :class:`Attention`. Second derivatives are those of the specification."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> Tuple[Tensor, ...]:
+        with _native.below_autograd():
+            return _native.compiled(f'_{OP}_backward')(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        ctx.save_for_backward(*inputs[:6])
+        ctx.constants = inputs[7:]
+
+    @staticmethod
+    def backward(ctx: Any, *changes: Any) -> tuple:
+        given = [tensor for tensor in ctx.saved_tensors if tensor is not None]
+        tops = (None,) * (6 - len(given))
+
+        def gradients(grad: Tensor, *tensors: Tensor) -> tuple:
+            def attention(*tensors: Tensor) -> Tensor:
+                arguments: Any = (*tensors, *tops, *ctx.constants)
+                return linear_attention_reference(*arguments)
+
+            return torch.func.vjp(attention, *tensors)[1](grad)
+
+        found = torch.func.vjp(gradients, *given)[1](changes[: len(given) - 1])
+        return (*found, *tops, *(None,) * 4)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, *inputs: Any) -> Tuple[tuple, tuple]:
+        outputs = AttentionGradient.apply(*_joined(info.batch_size, in_dims, inputs, rotary=-1))
+        return _apart(info.batch_size, outputs)
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    eps: float = 1e-6,
+    numerator: Optional[Sequence[Tensor]] = None,
+    *,
+    features: str = 'none',
+    streams: int = 1,
+    backend: str = 'auto',
+) -> Tensor:
+    r"""Attention whose weights are products of features, without an N x N matrix.
+
+    .. math:: y_i = \frac{\tilde q_i \, \frac{1}{n} \sum_j \tilde k_j^T v_j}
+                         {q_i \cdot \frac{1}{n} \sum_j k_j + \epsilon}
+
+    The epsilon is added to a mean, so its effect does not depend on the number of keys. Sums and
+    the division are fp32 under any autocast.
+
+    On a CPU torch's products compute this. On a GPU the compiled op does, in two passes over the
+    tokens forward and two backward. It reads fp16 and bf16 directly, and keeps its inputs and the
+    sums over the keys for the backward. Derivatives beyond the first are torch's.
+
+    Args:
+        q: Features of the queries ``(B, heads, N, f)``, not negative.
+        k: Features of the keys ``(B, heads, n, f)``.
+        v: Values ``(B, heads, n, d)``.
+        eps: :math:`\epsilon`, which keeps a query without a key from a division by zero. Default:
+            1e-6.
+        numerator: :math:`\tilde q, \tilde k`, such as features with rotary positions, like q and k
+            in shape. Default: q and k.
+        features: What q and k become first: ``'none'`` (default: they are features already),
+            ``'relu'`` or ``'elu_plus_one'``, see
+            :func:`~mmlaplace.models.layers.elu_plus_one`. The numerator stays as it is.
+        streams: 1, or 2 as in PolaFormer. Of two streams, the first :math:`\lceil d / 2 \rceil`
+            channels of v are mixed as above, and the others by queries whose two halves of features
+            are exchanged. Default: 1.
+        backend: ``'auto'`` (default: the compiled op on a GPU for up to 256 features and channels,
+            and else the reference), ``'native'`` or ``'reference'``.
+
+    Returns:
+        ``(B, heads, N, d)`` in the dtype of ``v``.
+
+    Raises:
+        TypeError: If an input is no floating tensor.
+        ValueError: For shapes or devices that do not fit, unknown ``features``, and numbers out of
+            range.
+        RuntimeError: For ``backend='native'`` where the compiled op cannot run.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.ops import linear_attention
+        >>> q, k = torch.rand(1, 2, 30, 8), torch.rand(1, 2, 12, 8)
+        >>> linear_attention(q, k, torch.ones(1, 2, 12, 16), eps=0).mean().round(decimals=3)
+        tensor(1.)
+    """
+    top_q, top_k = (None, None) if numerator is None else numerator
+    _check(q, k, v, top_q, top_k, eps, features, streams)
+    constants = eps, features, streams
+    with no_autocast(q.device):
+        on_gpu = q.device.type == 'cuda' and max(q.shape[-1], v.shape[-1]) <= LARGEST
+        if backend == 'auto' and not on_gpu:
+            return linear_attention_reference(q, k, v, top_q, top_k, *constants)
+        compute = _native.select(OP, linear_attention_reference, q.device, backend)
+        if compute is linear_attention_reference:
+            return compute(q, k, v, top_q, top_k, *constants)
+        shared = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+        given = (q, k, v, top_q, top_k)
+        tensors = (None if tensor is None else tensor.to(shared) for tensor in given)
+        # Graphs take ops, whose derivative is their own.
+        if not _checks.is_recording():
+            compute = Attention.apply
+        # In a trace of any number of keys, a quotient by it is a tensor.
+        eps = float(eps) if isinstance(eps, Tensor) else eps
+        return compute(*tensors, eps, features, streams)[0].to(v.dtype)
+
+
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, top_q: Optional[Tensor], top_k: Optional[Tensor], eps: float,
+    features: str, streams: int,
+) -> None:  # fmt: skip
+    for name, tensor in (('q', q), ('k', k), ('v', v)):
+        _checks.check_floating(OP, name, tensor)
+        if tensor.dim() != 4:
+            raise ValueError(
+                f'{OP}: {name} must have the four axes (B, heads, tokens, channels), got shape '
+                f'{tuple(tensor.shape)}'
+            )
+    batch, heads, _, width = q.shape
+    for name, given, expected in (
+        ('k', k, (batch, heads, k.shape[2], width)),
+        ('v', v, (batch, heads, k.shape[2], v.shape[3])),
+        ('numerator[0]', top_q, tuple(q.shape)),
+        ('numerator[1]', top_k, tuple(k.shape)),
+    ):
+        if given is None:
+            continue
+        _checks.check_floating(OP, name, given)
+        if given.shape != expected or given.device != q.device:
+            raise ValueError(
+                f'{OP}: {name} must be {expected} on {q.device} for q {tuple(q.shape)} and k '
+                f'{tuple(k.shape)}, got {tuple(given.shape)} on {given.device}'
+            )
+    if (top_q is None) != (top_k is None):
+        raise ValueError(f'{OP}: a numerator needs both of its tensors, got one')
+    if isinstance(eps, (int, float)) and not 0 <= eps < float('inf'):
+        raise ValueError(f'{OP}: eps must be finite and not negative, got {eps}')
+    if features not in FEATURES:
+        raise ValueError(f'{OP}: features must be one of {tuple(FEATURES)}, got {features!r}')
+    if streams not in (1, 2):
+        raise ValueError(f'{OP}: streams must be 1 or 2, got {streams}')
+    if streams == 2 and width % 2:
+        raise ValueError(f'{OP}: two streams need an even number of features, got {width}')
+
+
+def _fake(
+    q: Tensor, k: Tensor, v: Tensor, top_q: Optional[Tensor], top_k: Optional[Tensor], eps: float,
+    features: str, streams: int,
+) -> Tuple[Tensor, Tensor]:  # fmt: skip
+    _check(q, k, v, top_q, top_k, eps, features, streams)
+    for name, tensor in (('k', k), ('v', v), ('top_q', top_q), ('top_k', top_k)):
+        if tensor is not None and tensor.dtype != q.dtype:
+            raise ValueError(f'{OP}: {name} must be {q.dtype} as q is, got {tensor.dtype}')
+    sums = q.new_empty((*q.shape[:2], q.shape[3], v.shape[3] + 1), dtype=wide_dtype(q))
+    return _tokens(q, v.shape[3]), sums
+
+
+def _fake_gradient(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, top_q: Optional[Tensor],
+    top_k: Optional[Tensor], sums: Tensor, eps: float, features: str, streams: int,
+) -> Tuple[Tensor, ...]:  # fmt: skip
+    out, like = _fake(q, k, v, top_q, top_k, eps, features, streams)
+    _checks.check_like(OP, 'the gradient', grad, out)
+    _checks.check_like(OP, 'sums', sums, like)
+    of_tops = 0 if top_q is None else q.shape[3]
+    return (
+        *(_tokens(tensor, tensor.shape[3]) for tensor in (q, k, v)),
+        *(_tokens(tensor, of_tops) for tensor in (q, k)),
+    )
+
+
+def _tokens(like: Tensor, width: int) -> Tensor:
+    """Empty tokens ``(B, heads, N, width)``, whose heads are side by side in memory."""
+    batch, heads, tokens, _ = like.shape
+    return like.new_empty((batch, tokens, heads, width)).transpose(1, 2)
+
+
+_native.register(OP, _fake, Attention.apply, widen=False)
+_native.register(f'_{OP}_backward', _fake_gradient, AttentionGradient.apply, widen=False)
