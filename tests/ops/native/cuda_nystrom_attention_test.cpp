@@ -101,6 +101,8 @@ struct Check {
   const std::vector<S> tokens, values;
   const std::vector<double> marks, table;
   std::vector<double> padded, memory;
+  std::vector<int> tickets;  // empty: nobody adds the parts
+  const int64_t group = 2;
 
   explicit Check(const Case& c, bool shared = true)
       : c(c),
@@ -183,7 +185,9 @@ struct Check {
             parts,
             length,
             static_cast<int>(c.m),
-            static_cast<int>(c.d)};
+            static_cast<int>(c.d),
+            tickets.empty() ? nullptr : tickets.data(),
+            group};
   }
   template <class Kernel, class... Arguments>
   void run(Kernel kernel, int64_t rows, Arguments... arguments) {
@@ -193,6 +197,7 @@ struct Check {
     // What an earlier block left there must not matter.
     std::fill(std::begin(dynamic_shared_memory), std::end(dynamic_shared_memory), 0xff);
     std::fill(memory.begin(), memory.end(), std::nan(""));
+    std::fill(tickets.begin(), tickets.end(), 0);
     launch(kernel, blocks, token_tiles::kThreads, pass(), arguments...);
   }
 
@@ -232,14 +237,32 @@ struct Check {
     return out;
   }
 
+  // sum_k a_ik b_kj of matrices of a head
+  static double product(const double* a, const double* b, int64_t i, int64_t j, int64_t terms,
+                        int64_t columns) {
+    double sum = 0;
+    for (int64_t k = 0; k < terms; ++k) sum += a[i * terms + k] * b[k * columns + j];
+    return sum;
+  }
+  device::Matrices<double> matrices(const std::vector<double>& values) const {
+    return {values.data(), c.m * c.m, 1, c.m};  // their transposes
+  }
+
   void moments() {
-    const int64_t n = c.marks_n(), size = n * (n + 1),
+    const int64_t n = c.marks_n(), size = n * (n + 1), m = c.m,
                   step = std::max<int64_t>(1, c.tokens / Tokens);
-    std::vector<double> shift(c.batch_heads() * n, -1), sums(blocks * size);
-    launch(device::sample_kernel<Metric, Tokens, S, double>, c.batch_heads(), token_tiles::kThreads,
-           pass(), shift.data());
-    run(device::moments_kernel<Metric, Tokens, S, double>, device::Rows::kernel(c.m, c.d),
-        shift.data(), sums.data());
+    const std::vector<double> inverse = random_values(c.batch_heads() * m * m);
+    std::vector<double> shift(c.batch_heads() * n, -1), sums(blocks * size, -1),
+        last = sums, joined_shift = shift, mean(c.batch_heads() * m), covariance(inverse.size()),
+        form(c.batch_heads() * n * n, -1);
+    run(device::moments_kernel<Metric, Tokens, S, double>, device::Rows::moments(c.m, c.d),
+        sums.data(), device::Whitener<double>{{}, shift.data(), nullptr, nullptr, nullptr});
+    tickets.resize(c.batch_heads() * pass().tickets_of_head());
+    run(device::moments_kernel<Metric, Tokens, S, double>, device::Rows::moments(c.m, c.d),
+        last.data(),
+        device::Whitener<double>{matrices(inverse), joined_shift.data(), mean.data(),
+                                 covariance.data(), form.data()});
+    tickets.clear();
     const Duals all = constant(tokens), landmarks = constant(marks);
     for (int64_t head = 0; head < c.batch_heads(); ++head) {
       const double* shift_of = shift.data() + head * n;
@@ -263,6 +286,29 @@ struct Check {
       for (int64_t i = 0; i < size; ++i) {
         expect_near("moments", sum(sums, head, size, i), wanted[i], c.tokens);
       }
+      const double* inverse_of = inverse.data() + head * m * m;  // P^T
+      std::vector<double> wanted_covariance(m * m), half(m * m);
+      for (int64_t i = 0; i < m * m; ++i) {
+        const double first = wanted[i / m] / c.tokens, second = wanted[i % m] / c.tokens;
+        wanted_covariance[i] = wanted[n + i / m * n + i % m] / c.tokens - first * second;
+        expect_near("covariance", covariance[head * m * m + i], wanted_covariance[i], 1);
+      }
+      for (int64_t i = 0; i < m * m; ++i) {
+        half[i] = product(inverse_of, wanted_covariance.data(), i / m, i % m, m, m);
+      }
+      for (int64_t i = 0; i < n * n; ++i) {
+        const int64_t a = i / n, b = i % n;
+        double value = 0;
+        for (int64_t k = 0; a < m && b < m && k < m; ++k) {
+          value += half[a * m + k] * inverse_of[b * m + k];
+        }
+        expect_near("form", form[head * n * n + i], value, m * m);
+      }
+      for (int64_t a = 0; a < n; ++a) {
+        const double value = shift_of[a] + wanted[a] / c.tokens;
+        expect_near("mean", joined_shift[head * n + a], value, 1);
+        if (a < m) expect_near("mean", mean[head * m + a], value, 1);
+      }
     }
   }
 
@@ -272,10 +318,24 @@ struct Check {
     const std::vector<double> shift = random_values(c.batch_heads() * c.m), form = random_form();
     const std::vector<double> shift_in = pad_m(shift), form_in = pad_mm(form);
     const bool weighted = c.whitened && !with_shift;
-    std::vector<double> sums(blocks * size);
-    run(device::mix_kernel<Metric, Tokens, S, double>, device::Rows::mix(c.m, c.d),
-        with_shift ? shift_in.data() : nullptr, weighted ? form_in.data() : nullptr, eps,
-        sums.data());
+    const std::vector<double> inverse = random_values(c.batch_heads() * c.m * c.m);
+    const std::vector<double> scale = random_values(c.batch_heads());
+    std::vector<double> sums(blocks * size, -1), last = sums, mixed(c.batch_heads() * c.m * c.d),
+                                                 result(c.batch_heads() * n * w),
+                                                 start(c.batch_heads() * w);
+    const auto mix = [&](std::vector<double>& to, const device::Mixer<double>& mixer) {
+      run(device::mix_kernel<Metric, Tokens, S, double>, device::Rows::mix(c.m, c.d),
+          with_shift ? shift_in.data() : nullptr, weighted ? form_in.data() : nullptr, eps,
+          to.data(), mixer);
+    };
+    mix(sums, {});
+    tickets.resize(c.batch_heads() * pass().tickets_of_head());
+    mix(last, {matrices(inverse),
+               {scale.data(), c.heads, 1, 0.5},
+               mixed.data(),
+               result.data(),
+               start.data()});
+    tickets.clear();
     const Duals all = constant(tokens), landmarks = constant(marks), others = constant(values);
     for (int64_t head = 0; head < c.batch_heads(); ++head) {
       std::vector<double> wanted(size);
@@ -293,6 +353,19 @@ struct Check {
       }
       for (int64_t i = 0; i < size; ++i) {
         expect_near("mix", sum(sums, head, size, i), wanted[i], c.tokens);
+      }
+      for (int64_t i = 0; i < c.m * c.d; ++i) {
+        const int64_t a = i / c.d, at = i % c.d;
+        expect_near("mixed", mixed[head * c.m * c.d + i], wanted[a * w + at], c.tokens);
+        double value = 0;
+        for (int64_t k = 0; k < c.m; ++k) {
+          value += inverse[(head * c.m + k) * c.m + a] * wanted[k * w + at];
+        }
+        expect_near("result", result[head * n * w + a * w + at], 0.5 * scale[head] * value,
+                    c.tokens * c.m);
+      }
+      for (int64_t i = 0; i < w; ++i) {
+        expect_near("start", start[head * w + i], wanted[n * w + i] / c.tokens, 1);
       }
     }
   }
