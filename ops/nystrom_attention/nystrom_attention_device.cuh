@@ -125,12 +125,13 @@ struct Block {
   template <class F>
   __device__ void for_tiles(int samples, const F& f) const {
     const int64_t begin = part * pass.length, rest = pass.count - begin;
-    const int64_t end = begin + (rest < pass.length ? rest : pass.length);
+    const int tiles = static_cast<int>(ceil_div(rest < pass.length ? rest : pass.length, Tokens));
 #pragma unroll 1
-    for (int64_t first = begin - samples * Tokens; first < end; first += Tokens) {
-      const bool sample = samples > 0 && first < begin;
-      const int64_t left = sample ? pass.count : end - first;
-      const Range range{sample ? 0 : first, sample && left > Tokens ? left / Tokens : 1,
+    for (int i = -samples; i < tiles; ++i) {
+      const bool sample = samples > 0 && i < 0;
+      const int64_t first = sample ? 0 : begin + i * static_cast<int64_t>(Tokens);
+      const int64_t left = pass.count - first;
+      const Range range{first, sample && left > Tokens ? left / Tokens : 1,
                         static_cast<int>(left < Tokens ? left : Tokens)};
       f(range, sample);
     }
@@ -351,8 +352,9 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
   const int64_t size = static_cast<int64_t>(m) * (m + 1);
   T *tokens = block.take(pass.channels()), *tile = block.take(m), *shift = block.take(m / kMarks);
   T* first = block.cleared(sums, size);
+  for (int a = threadIdx.x; a < m; a += kThreads) shift[a] = 0;  // of the sample
   block.for_tiles(1, [&](const Range& range, bool sample) {
-    block.template kernel<Metric, Products>(range, sample ? nullptr : shift, tokens, tile);
+    block.template kernel<Metric, Products>(range, shift, tokens, tile);
     __syncthreads();
     if (sample) {
       for (int a = threadIdx.x; a < m; a += kThreads) {

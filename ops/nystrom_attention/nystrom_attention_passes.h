@@ -11,11 +11,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <tuple>
 #include <type_traits>
 
+#include "../newton_schulz_inverse/small_matrix_layouts.h"
+#include "landmark_inverse_device.cuh"
 #include "nystrom_attention.h"
-#include "nystrom_attention_device.cuh"
 
 namespace mmlaplace {
 namespace nystrom {
@@ -64,13 +66,11 @@ class Passes {
     const Tensor inverse = of_heads(inputs_.inverse);
     const Tensor mixed = place(sizes_.marks, sizes_.dims), result = empty({heads_, m_, d_}, marks_);
     const Tensor start = whitened_ ? empty({heads_, d_}, marks_) : Tensor();
-    const Tensor out = tokens_like(q), scale = inputs_.scale.to(type_of<T>());
-    const auto [total, values] = mix(k, v, {}, moments.form,
-                                     {matrices(inverse),
-                                      {pointer(scale), scale.stride(0), scale.stride(1), T(1)},
-                                      pointer(mixed),
-                                      pointer(result),
-                                      pointer(start)});
+    const Tensor out = tokens_like(q),
+                 scale = inputs_.scale.defined() ? inputs_.scale.to(type_of<T>()) : Tensor();
+    const auto [total, values] =
+        mix(k, v, {}, moments.form,
+            {matrices(inverse), scales(scale), pointer(mixed), pointer(result), pointer(start)});
     if (!joined_) {
       mixed.copy_(cut(total, sizes_.marks, sizes_.dims));
       result.copy_(product(padded(inputs_.inverse, m_, m_), total) * scale_of_heads());
@@ -186,13 +186,44 @@ class Passes {
     return queries + std::max(queries, parts_of(sizes_.keys).tickets());
   }
 
+  // Landmarks as the passes read them, and tickets that have not been taken.
   void prepare() const {
+    if (inputs_.ridge >= 0) return invert();
     const Tensor landmarks = of_heads(inputs_.landmarks);
     device_.launch("nystrom_attention", device::prepare_kernel<T>,
                    ceil_div(std::max(marks_.numel(), tickets_.numel()), token_tiles::kThreads),
                    token_tiles::kThreads, 0, matrices(landmarks), marks_.numel(),
                    static_cast<int>(sizes_.marks), static_cast<int>(sizes_.dims), pointer(marks_),
                    tickets_.numel(), tickets_.data_ptr<int>());
+  }
+  // The same, and the inverse that inputs_ has a place for.
+  void invert() const {
+    const auto limits = std::numeric_limits<T>();
+    const device::LandmarkInverse<T> of{pointer(inputs_.landmarks),
+                                        static_cast<int>(sizes_.marks),
+                                        static_cast<int>(sizes_.dims),
+                                        exponent(),
+                                        static_cast<T>(inputs_.ridge),
+                                        limits.infinity(),
+                                        limits.quiet_NaN(),
+                                        pointer(inputs_.inverse),
+                                        pointer(marks_),
+                                        most_tickets(),
+                                        tickets_.data_ptr<int>()};
+    cuda::with_small_layout("landmark_attention", sizes_.marks, [&](auto, auto tile) {
+      constexpr int Tile = decltype(tile)::value;
+      using Matrix = mmlaplace::device::SmallMatrix<mmlaplace::device::kCholeskyGrid, Tile>;
+      device_.launch("landmark_attention", device::landmark_inverse_kernel<Metric, Tile, T>, heads_,
+                     mmlaplace::device::kCholeskyThreads,
+                     2 * Matrix::kSide * static_cast<int64_t>(sizeof(T)), of);
+    });
+  }
+  T exponent() const { return static_cast<T>(Metric::exponent(bandwidth_) / std::log(2.0)); }
+  // Of each head: those of inputs_, or gamma / n.
+  device::Scales<T> scales(const Tensor& scale) const {
+    if (inputs_.ridge < 0) return {pointer(scale), scale.stride(0), scale.stride(1), T(1)};
+    if (!scale.defined()) return {nullptr, 0, 0, T(1)};
+    return {pointer(scale), 0, scale.stride(0), T(1) / static_cast<T>(sizes_.keys)};
   }
 
   template <class... Lengths>
@@ -258,7 +289,7 @@ class Passes {
              table_.defined() ? static_cast<int>(table_.size(1)) : 0, adjacent_},
             pointer(marks_),
             nullptr,
-            static_cast<T>(Metric::exponent(bandwidth_) / std::log(2.0)),
+            exponent(),
             static_cast<T>(Metric::derivative(bandwidth_)),
             sizes_.heads,
             parts.tokens,

@@ -11,8 +11,7 @@ using std::sqrt;
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 
-#include "../../../ops/nystrom_attention/nystrom_attention_passes.h"
-#include "../../../ops/pooled_landmarks/pooled_landmarks_passes.h"
+#include "../../../ops/nystrom_attention/landmark_attention.h"
 
 namespace mmlaplace {
 namespace {
@@ -67,6 +66,10 @@ MMLAPLACE_LIBRARY_FRAGMENT(mmlaplace_gpu_on_cpu, library) {
       "Tensor, "
       "Tensor, Tensor, Tensor)");
   library.def(
+      "_landmark_attention(Tensor q, Tensor k, Tensor v, Tensor? gamma, Tensor? rotary, str "
+      "rotary_form, int height, int width, int? rows, int? columns, int? ratio, str kernel, float "
+      "bandwidth, float ridge, float? whitening_eps) -> Tensor");
+  library.def(
       "pooled_landmarks(Tensor k, Tensor? rotary, str rotary_form, int height, int width, int? "
       "rows, int? columns, int? ratio) -> Tensor");
   library.def(
@@ -81,6 +84,8 @@ MMLAPLACE_LIBRARY_IMPL(mmlaplace_gpu_on_cpu, CompositeExplicitAutograd, library)
   library.impl("set_last_block_first", MMLAPLACE_KERNEL(mmlaplace::set_last_block_first));
   library.impl("launches_so_far", MMLAPLACE_KERNEL(mmlaplace::launches_so_far));
   library.impl("nystrom_attention", MMLAPLACE_KERNEL(mmlaplace::nystrom::forward<mmlaplace::Cpu>));
+  library.impl("_landmark_attention",
+               MMLAPLACE_KERNEL(mmlaplace::nystrom::landmark_attention<mmlaplace::Cpu>));
   library.impl("_nystrom_attention_backward",
                MMLAPLACE_KERNEL(mmlaplace::nystrom::backward<mmlaplace::Cpu>));
   library.impl("pooled_landmarks", MMLAPLACE_KERNEL(mmlaplace::pooled::forward<mmlaplace::Cpu>));
