@@ -98,6 +98,10 @@ LIMITS = (
     gradient('Gaussian', '4, 4, 16', 4 * 4 * 4, L2_GRADIENT, 2.3),
     gradient('Gaussian', '13, 2, 4', 13 * 2 * 4, L2_GRADIENT, 2.3),
     *tensor_cores('moments', 1), *tensor_cores('mix', 2), *tensor_cores('output', 1),
+    # Their last blocks multiply small matrices, which must not cost the others room.
+    Limit(rf'nystrom::(moments|mix)_kernel<\w+, 64, {FLOATS}, float, nystrom::FmaUnits>', 4),
+    Limit(r'nystrom::landmark_inverse_kernel<\w+, 7, float>', 8),  # 49 landmarks, 64 threads
+    Limit(r'nystrom::prepare_kernel<(float|double)>', 16),
 )  # fmt: skip
 
 

@@ -76,11 +76,12 @@ struct Rows {
 template <int Tokens, class S, class T>
 struct Block {
   const Pass<S, T>& pass;
-  int64_t head, part;
+  int head, part;  // a grid has at most 2^31 - 1 blocks
   T* next;
 
-  __device__ Block(const Pass<S, T>& pass, int64_t rows, int64_t parts)
-      : pass(pass), head(blockIdx.x / parts), part(blockIdx.x % parts) {
+  __device__ Block(const Pass<S, T>& pass, int64_t rows, int64_t parts) : pass(pass) {
+    head = blockIdx.x / static_cast<unsigned int>(parts);
+    part = blockIdx.x % static_cast<unsigned int>(parts);
     MMLAPLACE_SHARED_MEMORY(memory);
     next = reinterpret_cast<T*>(memory);
     if (Tokens == kFewTokens && pass.memory) {
@@ -345,7 +346,7 @@ struct Whitener {
 // mean over some queries that are spread over all. Each block makes it. Without it, the covariance
 // would be a small difference of large numbers.
 template <class Metric, int Tokens, class S, class T, class Products = FmaUnits>
-__global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
+__global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(Tokens < kTokens ? 3 : 4))
     moments_kernel(Pass<S, T> pass, T* sums, Whitener<T> whitener) {
   Block<Tokens, S, T> block(pass, Rows::moments(pass.m, pass.d), pass.parts);
   const int m = pass.marks_n();
@@ -365,7 +366,8 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
     add_rows<Tokens>(tile, m, first);
     Products::template add_second_moment<Tokens>(tile, m, first + m);
   });
-  T* shift_of = whitener.shift + block.head * m;
+  const int64_t head = block.head;
+  T* shift_of = whitener.shift + head * m;
   T* total = block.add_parts(sums, size);
   if (total == nullptr) {
     if (pass.tickets || block.part > 0) return;
@@ -373,7 +375,6 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
     return;
   }
   const int count = pass.m;
-  const int64_t head = block.head;
   const T share = T(1) / pass.count;
   T* covariance = whitener.covariance + head * count * count;
   for (int i = threadIdx.x; i < m; i += kThreads) {
