@@ -17,6 +17,13 @@
 #include "../common/cuda/tensor_cores.cuh"
 #include "../common/cuda/token_tiles.cuh"
 
+// What is made of a number after this is computed again, and takes no register before.
+#ifdef __CUDA_ARCH__
+#define MMLAPLACE_ANEW(number) asm volatile("" : "+r"(number))
+#else
+#define MMLAPLACE_ANEW(number)
+#endif
+
 namespace mmlaplace {
 namespace nystrom {
 namespace device {
@@ -125,30 +132,39 @@ struct Block {
   // Calls f(range, true) for as many samples of all tokens, then f(range, false) for those tiles.
   template <class F>
   __device__ void for_tiles(int samples, const F& f) const {
-    const int64_t begin = part * pass.length, rest = pass.count - begin;
-    const int tiles = static_cast<int>(ceil_div(rest < pass.length ? rest : pass.length, Tokens));
 #pragma unroll 1
-    for (int i = -samples; i < tiles; ++i) {
+    for (int i = -samples;; ++i) {
+      int own = part;
+      MMLAPLACE_ANEW(own);
+      const int64_t begin = own * pass.length, at = begin + i * static_cast<int64_t>(Tokens);
+      if (at >= pass.count || at >= begin + pass.length) return;
       const bool sample = samples > 0 && i < 0;
-      const int64_t first = sample ? 0 : begin + i * static_cast<int64_t>(Tokens);
-      const int64_t left = pass.count - first;
+      const int64_t first = sample ? 0 : at, left = pass.count - first;
       const Range range{first, sample && left > Tokens ? left / Tokens : 1,
                         static_cast<int>(left < Tokens ? left : Tokens)};
       f(range, sample);
     }
   }
 
-  // The place of this block among sums of `size` values for each part, as zeros. Needs a wait.
-  __device__ T* cleared(T* sums, int64_t size) const {
-    T* own = sums + blockIdx.x * size;
-    for (int64_t i = threadIdx.x; i < size; i += kThreads) own[i] = 0;
+  // The place of this block among sums (rows, columns) of each part.
+  __device__ static T* place(T* sums, int rows, int columns) {
+    unsigned int index = blockIdx.x;
+    MMLAPLACE_ANEW(index);
+    return sums + index * (static_cast<int64_t>(rows) * columns);
+  }
+  // The same, as zeros. Needs a wait.
+  __device__ static T* cleared(T* sums, int rows, int columns) {
+    T* own = place(sums, rows, columns);
+    for (int i = threadIdx.x; i < rows * columns; i += kThreads) own[i] = 0;
     return own;
   }
   // Adds the sums of the parts of this head to those of the first, if this is its last block to
   // finish. Returns them to this block, and null to others. Groups of parts are added first, so
   // that no block reads all parts.
-  __device__ T* add_parts(T* sums, int64_t size) const {
+  __device__ T* add_parts(T* sums, int rows, int columns) const {
     if (pass.tickets == nullptr) return nullptr;
+    MMLAPLACE_ANEW(rows);
+    const int64_t size = static_cast<int64_t>(rows) * columns;
     int* tickets = pass.tickets + head * pass.tickets_of_head();
     T* of_head = sums + head * pass.parts * size;
     const int64_t group = part / pass.group, first = group * pass.group;
@@ -310,7 +326,7 @@ MMLAPLACE_INLINE void for_product(int rows, int columns, int terms, const A& a, 
       column[u] = c < columns ? c : columns - 1;
     }
     T sums[4][4] = {};
-#pragma unroll 2
+#pragma unroll 1
     for (int k = 0; k < terms; ++k) {
       T left[4], right[4];
 #pragma unroll
@@ -346,13 +362,12 @@ struct Whitener {
 // mean over some queries that are spread over all. Each block makes it. Without it, the covariance
 // would be a small difference of large numbers.
 template <class Metric, int Tokens, class S, class T, class Products = FmaUnits>
-__global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(Tokens < kTokens ? 3 : 4))
+__global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
     moments_kernel(Pass<S, T> pass, T* sums, Whitener<T> whitener) {
   Block<Tokens, S, T> block(pass, Rows::moments(pass.m, pass.d), pass.parts);
   const int m = pass.marks_n();
-  const int64_t size = static_cast<int64_t>(m) * (m + 1);
   T *tokens = block.take(pass.channels()), *tile = block.take(m), *shift = block.take(m / kMarks);
-  T* first = block.cleared(sums, size);
+  block.cleared(sums, m + 1, m);
   for (int a = threadIdx.x; a < m; a += kThreads) shift[a] = 0;  // of the sample
   block.for_tiles(1, [&](const Range& range, bool sample) {
     block.template kernel<Metric, Products>(range, shift, tokens, tile);
@@ -363,12 +378,13 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(Tokens < kTo
       }
       return;
     }
+    T* first = block.place(sums, m + 1, m);
     add_rows<Tokens>(tile, m, first);
     Products::template add_second_moment<Tokens>(tile, m, first + m);
   });
   const int64_t head = block.head;
   T* shift_of = whitener.shift + head * m;
-  T* total = block.add_parts(sums, size);
+  T* total = block.add_parts(sums, m + 1, m);
   if (total == nullptr) {
     if (pass.tickets || block.part > 0) return;
     for (int a = threadIdx.x; a < m; a += kThreads) shift_of[a] = shift[a];
@@ -427,10 +443,9 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
     mix_kernel(Pass<S, T> pass, const T* shift, const T* form, T eps, T* sums, Mixer<T> mixer) {
   Block<Tokens, S, T> block(pass, Rows::mix(pass.m, pass.d), pass.parts);
   const int m = pass.marks_n(), d = pass.channels();
-  const int64_t size = static_cast<int64_t>(m + 1) * d;
   T *tokens = block.take(d), *tile = block.take(m);
   T *variances = block.take(m / kMarks), *factors = block.take(1);
-  T* mixed = block.cleared(sums, size);
+  T* mixed = block.cleared(sums, m + 1, d);
   const T* form_of = block.of_head(form, static_cast<int64_t>(m) * m);
   block.for_tiles([&](const Range& range) {
     block.template kernel<Metric, Products>(range, block.of_head(shift, m), tokens, tile);
@@ -451,7 +466,7 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
     add_rows<Tokens>(tokens, d, mixed + m * d);
     __syncthreads();
   });
-  T* total = block.add_parts(sums, size);
+  T* total = block.add_parts(sums, m + 1, d);
   if (total == nullptr || mixer.result == nullptr) return;
   const int64_t head = block.head;
   for (int i = threadIdx.x; i < pass.m * pass.d; i += kThreads) {

@@ -69,7 +69,7 @@ ATTENTIONS = {
         torch.float32,
         PLENTY,
     ),
-    'many landmarks': ((1, 1, 40, 40, 65, 4), 0, 'half', 'laplacian', 1e-2, torch.float64, PLENTY),
+    'many landmarks': ((1, 1, 17, 17, 65, 4), 0, 'half', 'laplacian', 1e-2, torch.float64, PLENTY),
     'small tiles': ((2, 1, 70, 70, 9, 6), 2, 'half', 'laplacian', 1e-2, torch.float64, PLENTY),
     'no whitening': ((1, 2, 40, 50, 5, 4), 0, 'half', 'gaussian', None, torch.float64, PLENTY),
     'global memory': ((1, 1, 40, 40, 9, 6), 3, 'pairs', 'gaussian', 1e-2, torch.float64, 0),
