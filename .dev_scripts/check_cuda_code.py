@@ -109,6 +109,10 @@ LIMITS = (
     *tensor_cores('moments', 1), *tensor_cores('mix', 2), *tensor_cores('output', 1),
     *linear('key_sums', 4, 1), *linear('outputs', 4, 1),
     *linear('query_gradients', 3, 3), *linear('key_gradients', 3, 2),
+    # Their last blocks multiply small matrices, which must not cost the others room.
+    Limit(rf'nystrom::(moments|mix)_kernel<\w+, 64, {FLOATS}, float, nystrom::FmaUnits>', 4),
+    Limit(r'nystrom::landmark_inverse_kernel<\w+, 7, float>', 8),  # 49 landmarks, 64 threads
+    Limit(r'nystrom::prepare_kernel<(float|double)>', 16),
 )  # fmt: skip
 
 

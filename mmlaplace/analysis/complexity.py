@@ -13,6 +13,7 @@ import torch.nn as nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mmlaplace.ops import _native
+from mmlaplace.ops.backend import ceil_div
 
 from .recording import in_eval_mode
 
@@ -133,6 +134,20 @@ if 'linear_attention' in _native.AVAILABLE:
         return 2 * _linear_macs(q, k, v, streams)
 
     FLOP_FORMULAS[torch.ops.mmlaplace.linear_attention] = _linear_flops
+if '_landmark_attention' in _native.AVAILABLE:
+
+    def _landmark_flops(
+        q, k, v, gamma, rotary, form, height, width, rows, columns, ratio, kernel, bandwidth,
+        ridge, whitening_eps, **__,
+    ):  # fmt: skip
+        marks = (
+            rows * columns if ratio is None else ceil_div(height, ratio) * ceil_div(width, ratio)
+        )
+        landmarks, matrix = (*q[:2], marks, q[-1]), (*q[:2], marks, marks)
+        macs = _cdist_macs(landmarks, landmarks) + _cholesky_inverse_macs(matrix)
+        return 2 * (macs + _nystrom_macs(q, k, landmarks, whitening_eps))
+
+    FLOP_FORMULAS[torch.ops.mmlaplace._landmark_attention] = _landmark_flops
 if '_pola_streams' in _native.AVAILABLE:
     FLOP_FORMULAS[torch.ops.mmlaplace._pola_streams] = lambda q, power, shift, sums, *_, **__: (
         2 * _product(q[:-1]) * _product(sums[-2:])

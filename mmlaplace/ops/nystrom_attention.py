@@ -209,8 +209,9 @@ def nystrom_attention(
     # Of an op, a tensor or a bool would be a number too.
     if backend == 'auto' and not _checks.is_compiling() and type(bandwidth) in (float, int):
         try:
-            of_heads = q.new_ones(q.shape[:2])
-            if scale is not None:
+            if scale is None:
+                of_heads = q.new_ones(q.shape[:2])
+            else:
                 wide = scale.float() if scale.dtype in HALVES else scale
                 of_heads = wide.expand(*q.shape[:2], 1, 1).flatten(1)
             return _native.at_once(

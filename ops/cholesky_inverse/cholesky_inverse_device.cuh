@@ -34,39 +34,20 @@ MMLAPLACE_INLINE void subtract_sums(T (&tile)[Tile][Tile], T (&sums)[Tile][Tile]
 template <int Tile>
 MMLAPLACE_INLINE void subtract_sums(double (&)[Tile][Tile], double (&)[Tile][Tile]) {}
 
-// The sweeps of cholesky_inverse.h. Each has one barrier, since the row that it takes is in one of
-// two buffers.
+// The inverse of a matrix whose elements the threads have, by the sweeps of cholesky_inverse.h.
+// `rows` is shared memory for two rows. A sweep has one barrier, since the row that it takes is in
+// one of two buffers.
 //
 // In fp32 what Grid sweeps take is summed first, since each subtraction rounds the matrix. The
 // first sweep is by itself: where all landmarks nearly coincide it takes almost all of the matrix
 // away, and what is left must not be rounded together with that.
 template <int Tile, class T>
-__global__ void __launch_bounds__(kCholeskyThreads)
-    cholesky_inverse_kernel(const T* mats, T* out, int m, T ridge, T infinity, T nan) {
+MMLAPLACE_INLINE void invert_tile(T (&tile)[Tile][Tile], T* rows, int m, T infinity, T nan) {
   constexpr int Grid = kCholeskyGrid;
   constexpr bool kSums = sizeof(T) == sizeof(float);
   using Matrix = SmallMatrix<Grid, Tile>;
-  MMLAPLACE_SHARED_MEMORY(memory);
-  T* const matrix = reinterpret_cast<T*>(memory);
-  T* const rows = matrix + Matrix::kSize;
   const int row = threadIdx.x / Grid, column = threadIdx.x % Grid;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * m * m;
-
-  load_matrix<Grid, Tile>(mats + first, matrix, m);
-  __syncthreads();
-  T tile[Tile][Tile], sums[Tile][Tile];
-#pragma unroll
-  for (int i = 0; i < Tile; ++i) {
-#pragma unroll
-    for (int j = 0; j < Tile; ++j) {
-      const int r = row + Grid * i, c = column + Grid * j;
-      tile[i][j] =
-          T(0.5) * matrix[r * Matrix::kStride + c] + T(0.5) * matrix[c * Matrix::kStride + r];
-      if (r == c) tile[i][j] += ridge;
-      sums[i][j] = 0;
-    }
-  }
-
+  T sums[Tile][Tile] = {};
   bool positive = true;
 #pragma unroll
   for (int block = 0; block < Tile; ++block) {
@@ -121,6 +102,32 @@ __global__ void __launch_bounds__(kCholeskyThreads)
 #pragma unroll
     for (int j = 0; j < Tile; ++j) tile[i][j] *= sign;
   }
+}
+
+template <int Tile, class T>
+__global__ void __launch_bounds__(kCholeskyThreads)
+    cholesky_inverse_kernel(const T* mats, T* out, int m, T ridge, T infinity, T nan) {
+  constexpr int Grid = kCholeskyGrid;
+  using Matrix = SmallMatrix<Grid, Tile>;
+  MMLAPLACE_SHARED_MEMORY(memory);
+  T* const matrix = reinterpret_cast<T*>(memory);
+  const int row = threadIdx.x / Grid, column = threadIdx.x % Grid;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * m * m;
+
+  load_matrix<Grid, Tile>(mats + first, matrix, m);
+  __syncthreads();
+  T tile[Tile][Tile];
+#pragma unroll
+  for (int i = 0; i < Tile; ++i) {
+#pragma unroll
+    for (int j = 0; j < Tile; ++j) {
+      const int r = row + Grid * i, c = column + Grid * j;
+      tile[i][j] =
+          T(0.5) * matrix[r * Matrix::kStride + c] + T(0.5) * matrix[c * Matrix::kStride + r];
+      if (r == c) tile[i][j] += ridge;
+    }
+  }
+  invert_tile(tile, matrix + Matrix::kSize, m, infinity, nan);
   write_tile<Grid>(out + first, m, tile);
 }
 

@@ -18,4 +18,10 @@ MMLAPLACE_LIBRARY_FRAGMENT(mmlaplace, library) {
       "str kernel, float bandwidth, float? whitening_eps, str rotary_form) -> (Tensor, Tensor, "
       "Tensor, "
       "Tensor, Tensor, Tensor)");
+  // Its landmarks are those of pooled_landmarks of k, and P = (k(L, L) + ridge I)^-1. s is gamma /
+  // N with gamma (heads), or 1. It is for inference: where autograd records, Python calls the ops.
+  library.def(
+      "_landmark_attention(Tensor q, Tensor k, Tensor v, Tensor? gamma, Tensor? rotary, str "
+      "rotary_form, SymInt height, SymInt width, SymInt? rows, SymInt? columns, int? ratio, str "
+      "kernel, float bandwidth, float ridge, float? whitening_eps) -> Tensor");
 }

@@ -23,11 +23,13 @@ namespace nystrom {
 using Results = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-// What a call gets besides its tokens. Its `whitening` is the eps, or -1 for none.
+// What a call gets besides its tokens. Its `whitening` is the eps, or -1 for none. With a `ridge`,
+// which else is -1, `inverse` is a place for (k(L, L) + ridge I)^-1, and `scale` (heads) is that of
+// landmark_attention, times n, or undefined.
 struct Inputs {
   Tensor landmarks, inverse, scale;
   OptionalTensor rotary;
-  double bandwidth, whitening;
+  double bandwidth, whitening, ridge = -1;
   bool adjacent;
 
   Inputs(const Tensor& landmarks, const Tensor& inverse, const Tensor& scale,
@@ -44,7 +46,8 @@ struct Inputs {
 };
 
 inline Sizes check(const Tensor& q, const Tensor& k, const Tensor& v, const Inputs& inputs) {
-  const auto& [landmarks, inverse, scale, rotary, bandwidth, whitening, adjacent] = inputs;
+  const Tensor &landmarks = inputs.landmarks, &inverse = inputs.inverse, &scale = inputs.scale;
+  const OptionalTensor& rotary = inputs.rotary;
   const char* op = "nystrom_attention";
   for (const Tensor& tensor : {q, k, v, landmarks, inverse}) {
     MMLAPLACE_CHECK(tensor.dim() == 4 && tensor.size(0) == q.size(0) &&
@@ -64,13 +67,19 @@ inline Sizes check(const Tensor& q, const Tensor& k, const Tensor& v, const Inpu
   MMLAPLACE_CHECK(k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(), op,
                   ": q, k and v must share their dtype, got ", q.scalar_type(), ", ",
                   k.scalar_type(), " and ", v.scalar_type());
-  MMLAPLACE_CHECK(scale.dim() == 2 && scale.size(0) == sizes.batch &&
-                      scale.size(1) == sizes.heads && scale.device() == q.device(),
-                  op, ": scale must be (B, heads) on ", q.device(), ", got ", scale.sizes(), " on ",
-                  scale.device());
+  if (inputs.ridge >= 0) {
+    MMLAPLACE_CHECK(!scale.defined() || (scale.dim() == 1 && scale.size(0) == sizes.heads &&
+                                         scale.device() == q.device()),
+                    "landmark_attention: gamma must be (heads) on ", q.device());
+  } else {
+    MMLAPLACE_CHECK(scale.dim() == 2 && scale.size(0) == sizes.batch &&
+                        scale.size(1) == sizes.heads && scale.device() == q.device(),
+                    op, ": scale must be (B, heads) on ", q.device(), ", got ", scale.sizes(),
+                    " on ", scale.device());
+  }
   check_floating(op, "landmarks", landmarks);
   check_floating(op, "inverse", inverse);
-  check_floating(op, "scale", scale);
+  if (scale.defined()) check_floating(op, "scale", scale);
   check_rotary(op, rotary, q);
   MMLAPLACE_CHECK(!rotary.has_value() || sizes.queries == sizes.keys, op,
                   ": rotary needs as many queries as keys, got ", sizes.queries, " and ",

@@ -1,7 +1,7 @@
 #include "../common/tensor.h"
 
 #include "../common/cuda/launch.h"
-#include "nystrom_attention_passes.h"
+#include "landmark_attention.h"
 
 namespace mmlaplace {
 
@@ -14,5 +14,7 @@ extern template struct nystrom::Attention<cuda::Gpu, Gaussian>;
 MMLAPLACE_LIBRARY_IMPL(mmlaplace, CUDA, library) {
   using mmlaplace::cuda::Gpu;
   library.impl("nystrom_attention", MMLAPLACE_KERNEL(mmlaplace::nystrom::forward<Gpu>));
+  library.impl("_landmark_attention",
+               MMLAPLACE_KERNEL(mmlaplace::nystrom::landmark_attention<Gpu>));
   library.impl("_nystrom_attention_backward", MMLAPLACE_KERNEL(mmlaplace::nystrom::backward<Gpu>));
 }

@@ -2,8 +2,8 @@
 //
 // This is device code alone, without ATen, so that tests can also run it on a CPU
 // (tests/ops/native). A block has a part of the tokens of a head, and goes through it in tiles. Its
-// sums over the part have a place of their own in global memory, so they need no atomics, and
-// results are the same from run to run.
+// sums over the part have a place of their own in global memory. The blocks that finish last add
+// them, in the order of the parts. So results are the same from run to run.
 //
 // The template parameters are <Metric, Tokens, S, T, Products>: a metric of metrics.h, the tokens
 // of a tile, the type S of tokens in global memory, the type T of all else, and who multiplies
@@ -16,6 +16,13 @@
 
 #include "../common/cuda/tensor_cores.cuh"
 #include "../common/cuda/token_tiles.cuh"
+
+// What is made of a number after this is computed again, and takes no register before.
+#ifdef __CUDA_ARCH__
+#define MMLAPLACE_ANEW(number) asm volatile("" : "+r"(number))
+#else
+#define MMLAPLACE_ANEW(number)
+#endif
 
 namespace mmlaplace {
 namespace nystrom {
@@ -44,6 +51,12 @@ struct Pass {
   int64_t heads, count;   // tokens of a head
   int64_t parts, length;  // of the tokens of a head
   int m, d;               // not padded
+  // How many blocks of a head have finished, and of each group of parts: (batch_heads, 1 + groups),
+  // which start as zeros. Null: nobody adds the sums of the parts.
+  int* tickets;
+  int64_t group;  // parts of a group
+
+  MMLAPLACE_HOST_DEVICE int64_t tickets_of_head() const { return 1 + ceil_div(parts, group); }
 
   MMLAPLACE_HOST_DEVICE int marks_n() const { return static_cast<int>(padded_marks(m)); }
   MMLAPLACE_HOST_DEVICE int channels() const { return static_cast<int>(padded_channels(d)); }
@@ -54,9 +67,10 @@ struct Rows {
   MMLAPLACE_HOST_DEVICE static int64_t kernel(int64_t m, int64_t d) {
     return padded_channels(d) + padded_marks(m);
   }
-  MMLAPLACE_HOST_DEVICE static int64_t mix(int64_t m, int64_t d) {
-    return kernel(m, d) + padded_marks(m) / kMarks + 1;
+  MMLAPLACE_HOST_DEVICE static int64_t moments(int64_t m, int64_t d) {
+    return kernel(m, d) + padded_marks(m) / kMarks;
   }
+  MMLAPLACE_HOST_DEVICE static int64_t mix(int64_t m, int64_t d) { return moments(m, d) + 1; }
   MMLAPLACE_HOST_DEVICE static int64_t query_gradients(int64_t m, int64_t d) {
     return 2 * kernel(m, d);
   }
@@ -69,11 +83,12 @@ struct Rows {
 template <int Tokens, class S, class T>
 struct Block {
   const Pass<S, T>& pass;
-  int64_t head, part;
+  int head, part;  // a grid has at most 2^31 - 1 blocks
   T* next;
 
-  __device__ Block(const Pass<S, T>& pass, int64_t rows, int64_t parts)
-      : pass(pass), head(blockIdx.x / parts), part(blockIdx.x % parts) {
+  __device__ Block(const Pass<S, T>& pass, int64_t rows, int64_t parts) : pass(pass) {
+    head = blockIdx.x / static_cast<unsigned int>(parts);
+    part = blockIdx.x % static_cast<unsigned int>(parts);
     MMLAPLACE_SHARED_MEMORY(memory);
     next = reinterpret_cast<T*>(memory);
     if (Tokens == kFewTokens && pass.memory) {
@@ -112,12 +127,71 @@ struct Block {
   // Calls f(range) for the tiles of the block's part.
   template <class F>
   __device__ void for_tiles(const F& f) const {
-    const int64_t begin = part * pass.length, rest = pass.count - begin;
-    const int64_t end = begin + (rest < pass.length ? rest : pass.length);
+    for_tiles(0, [&](const Range& range, bool) { f(range); });
+  }
+  // Calls f(range, true) for as many samples of all tokens, then f(range, false) for those tiles.
+  template <class F>
+  __device__ void for_tiles(int samples, const F& f) const {
 #pragma unroll 1
-    for (int64_t first = begin; first < end; first += Tokens) {
-      f(Range{first, 1, static_cast<int>(end - first < Tokens ? end - first : Tokens)});
+    for (int i = -samples;; ++i) {
+      int own = part;
+      MMLAPLACE_ANEW(own);
+      const int64_t begin = own * pass.length, at = begin + i * static_cast<int64_t>(Tokens);
+      if (at >= pass.count || at >= begin + pass.length) return;
+      const bool sample = samples > 0 && i < 0;
+      const int64_t first = sample ? 0 : at, left = pass.count - first;
+      const Range range{first, sample && left > Tokens ? left / Tokens : 1,
+                        static_cast<int>(left < Tokens ? left : Tokens)};
+      f(range, sample);
     }
+  }
+
+  // The place of this block among sums (rows, columns) of each part.
+  __device__ static T* place(T* sums, int rows, int columns) {
+    unsigned int index = blockIdx.x;
+    MMLAPLACE_ANEW(index);
+    return sums + index * (static_cast<int64_t>(rows) * columns);
+  }
+  // The same, as zeros. Needs a wait.
+  __device__ static T* cleared(T* sums, int rows, int columns) {
+    T* own = place(sums, rows, columns);
+    for (int i = threadIdx.x; i < rows * columns; i += kThreads) own[i] = 0;
+    return own;
+  }
+  // Adds the sums of the parts of this head to those of the first, if this is its last block to
+  // finish. Returns them to this block, and null to others. Groups of parts are added first, so
+  // that no block reads all parts.
+  __device__ T* add_parts(T* sums, int rows, int columns) const {
+    if (pass.tickets == nullptr) return nullptr;
+    MMLAPLACE_ANEW(rows);
+    const int64_t size = static_cast<int64_t>(rows) * columns;
+    int* tickets = pass.tickets + head * pass.tickets_of_head();
+    T* of_head = sums + head * pass.parts * size;
+    const int64_t group = part / pass.group, first = group * pass.group;
+    const int64_t rest = pass.parts - first, members = rest < pass.group ? rest : pass.group;
+    if (!add_if_last(of_head + first * size, size, size, members, tickets + 1 + group) ||
+        !add_if_last(of_head, size, pass.group * size, pass.tickets_of_head() - 1, tickets)) {
+      return nullptr;
+    }
+    return of_head;
+  }
+  __device__ static bool add_if_last(T* sums, int64_t size, int64_t apart, int64_t count,
+                                     int* ticket) {
+    __shared__ bool last;
+    __threadfence();  // other blocks see the sums before the ticket
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(ticket, 1) == count - 1;
+    __syncthreads();
+    if (!last) return false;
+    __threadfence();
+    for (int64_t i = threadIdx.x; i < size; i += kThreads) {
+      T sum = sums[i];
+#pragma unroll 4
+      for (int64_t other = 1; other < count; ++other) sum += sums[other * apart + i];
+      sums[i] = sum;
+    }
+    __syncthreads();
+    return true;
   }
 
   // Where a token of this head is in a result (B, N, heads, d), and how far apart tokens are.
@@ -213,50 +287,165 @@ MMLAPLACE_INLINE void weigh(const T (&grads)[kMarks][4], const T* tile, T deriva
   }
 }
 
-// shift[head][a]: the mean of the kernel over some queries that are spread over all. The moments
-// are sums of differences from it, as the covariance would otherwise be a small difference of large
-// numbers.
-template <class Metric, int Tokens, class S, class T>
-__global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
-    sample_kernel(Pass<S, T> pass, T* shift) {
-  Block<Tokens, S, T> block(pass, Rows::kernel(pass.m, pass.d), 1);
-  T *tokens = block.take(pass.channels()), *tile = block.take(pass.marks_n());
-  const bool all = pass.count < Tokens;
-  const Range range{0, all ? 1 : pass.count / Tokens, all ? static_cast<int>(pass.count) : Tokens};
-  block.template kernel<Metric, FmaUnits>(range, nullptr, tokens, tile);
-  __syncthreads();
-  for (int a = threadIdx.x; a < pass.marks_n(); a += kThreads) {
-    shift[block.head * pass.marks_n() + a] =
-        sum_of_row<Tokens>(tile + a * kPitch<Tokens>) / range.count;
-  }
+// Matrices (batch, rows, columns) with any strides.
+template <class T>
+struct Matrices {
+  const T* values;
+  int64_t batch, row, column;
+};
+
+// Landmarks (batch_heads, m, d) of any strides as the passes read them, (batch_heads, d, m) with
+// zeros beyond, and tickets that have not been taken.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    prepare_kernel(Matrices<T> landmarks, int64_t size, int m, int d, T* marks,
+                   int64_t tickets_size, int* tickets) {
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (index < tickets_size) tickets[index] = 0;
+  if (index >= size) return;
+  const int64_t wide = padded_marks(m), channels = padded_channels(d);
+  const int64_t a = index % wide, c = index / wide % channels;
+  const T* of_head = landmarks.values + index / (wide * channels) * landmarks.batch;
+  marks[index] = a < m && c < d ? of_head[a * landmarks.row + c * landmarks.column] : T(0);
 }
 
-// The first and second moments of c_i - shift: for each part, sums (m) and (m, m).
+// Calls f(row, column, sum_k a_k,row b_k,column) for the rows and columns of a product of matrices
+// of a head. a(k, row) and b(k, column) read them. Blocks of a thread are spread, so that
+// neighbouring threads read neighbouring columns. Waits.
+template <class T, class A, class B, class F>
+MMLAPLACE_INLINE void for_product(int rows, int columns, int terms, const A& a, const B& b,
+                                  const F& f) {
+  const int high = (rows + 3) / 4, wide = (columns + 3) / 4;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < high * wide; i += kThreads) {
+    int row[4], column[4];
+#pragma unroll
+    for (int u = 0; u < 4; ++u) {  // beyond the end, the last again
+      const int r = i / wide + u * high, c = i % wide + u * wide;
+      row[u] = r < rows ? r : rows - 1;
+      column[u] = c < columns ? c : columns - 1;
+    }
+    T sums[4][4] = {};
+#pragma unroll 1
+    for (int k = 0; k < terms; ++k) {
+      T left[4], right[4];
+#pragma unroll
+      for (int u = 0; u < 4; ++u) left[u] = a(k, row[u]), right[u] = b(k, column[u]);
+#pragma unroll
+      for (int u = 0; u < 4; ++u) {
+#pragma unroll
+        for (int v = 0; v < 4; ++v) sums[u][v] += left[u] * right[v];
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < 4; ++u) {
+#pragma unroll
+      for (int v = 0; v < 4; ++v) {
+        if (i / wide + u * high < rows && i % wide + v * wide < columns) {
+          f(row[u], column[v], sums[u][v]);
+        }
+      }
+    }
+  }
+  __syncthreads();
+}
+
+// What the last block of a head makes of its moments: the mean (m), also as `shift` (padded m), the
+// covariance (m, m) and the form P^T Cov P (padded m, padded m).
+template <class T>
+struct Whitener {
+  Matrices<T> inverse;
+  T *shift, *mean, *covariance, *form;
+};
+
+// The first and second moments of c_i - shift: for each part, sums (m) and (m, m). The shift is the
+// mean over some queries that are spread over all. Each block makes it. Without it, the covariance
+// would be a small difference of large numbers.
 template <class Metric, int Tokens, class S, class T, class Products = FmaUnits>
 __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
-    moments_kernel(Pass<S, T> pass, const T* shift, T* sums) {
-  Block<Tokens, S, T> block(pass, Rows::kernel(pass.m, pass.d), pass.parts);
+    moments_kernel(Pass<S, T> pass, T* sums, Whitener<T> whitener) {
+  Block<Tokens, S, T> block(pass, Rows::moments(pass.m, pass.d), pass.parts);
   const int m = pass.marks_n();
-  T *tokens = block.take(pass.channels()), *tile = block.take(m);
-  T* first = sums + blockIdx.x * static_cast<int64_t>(m) * (m + 1);
-  block.for_tiles([&](const Range& range) {
-    block.template kernel<Metric, Products>(range, block.of_head(shift, m), tokens, tile);
+  T *tokens = block.take(pass.channels()), *tile = block.take(m), *shift = block.take(m / kMarks);
+  block.cleared(sums, m + 1, m);
+  for (int a = threadIdx.x; a < m; a += kThreads) shift[a] = 0;  // of the sample
+  block.for_tiles(1, [&](const Range& range, bool sample) {
+    block.template kernel<Metric, Products>(range, shift, tokens, tile);
     __syncthreads();
+    if (sample) {
+      for (int a = threadIdx.x; a < m; a += kThreads) {
+        shift[a] = sum_of_row<Tokens>(tile + a * kPitch<Tokens>) / range.count;
+      }
+      return;
+    }
+    T* first = block.place(sums, m + 1, m);
     add_rows<Tokens>(tile, m, first);
     Products::template add_second_moment<Tokens>(tile, m, first + m);
   });
+  const int64_t head = block.head;
+  T* shift_of = whitener.shift + head * m;
+  T* total = block.add_parts(sums, m + 1, m);
+  if (total == nullptr) {
+    if (pass.tickets || block.part > 0) return;
+    for (int a = threadIdx.x; a < m; a += kThreads) shift_of[a] = shift[a];
+    return;
+  }
+  const int count = pass.m;
+  const T share = T(1) / pass.count;
+  T* covariance = whitener.covariance + head * count * count;
+  for (int i = threadIdx.x; i < m; i += kThreads) {
+    const T mean = shift[i] + total[i] * share;
+    shift_of[i] = mean;
+    if (i < count) whitener.mean[head * count + i] = mean;
+  }
+  for (int i = threadIdx.x; i < count * count; i += kThreads) {
+    const int a = i / count, b = i % count;
+    covariance[i] = total[m + a * m + b] * share - total[a] * share * (total[b] * share);
+  }
+  __syncthreads();
+  const Matrices<T>& inverse = whitener.inverse;
+  const T* inverse_of = inverse.values + head * inverse.batch;
+  const auto column = [&](int k, int c) {
+    return c < count ? inverse_of[k * inverse.row + c * inverse.column] : T(0);
+  };
+  // Cov P, in place of the moments; Cov is symmetric. Then the form.
+  T *half = total + m, *form = whitener.form + head * m * m;
+  for_product<T>(
+      pass.m, m, pass.m, [&](int k, int a) { return covariance[k * count + a]; }, column,
+      [&](int a, int b, T sum) { half[a * m + b] = sum; });
+  for_product<T>(
+      m, m, pass.m, column, [&](int k, int b) { return half[k * m + b]; },
+      [&](int a, int b, T sum) { form[a * m + b] = sum; });
 }
 
+// The scale of a head, values[batch][head] times a factor. Without values it is the factor.
+template <class T>
+struct Scales {
+  const T* values;
+  int64_t batch, head;
+  T factor;
+};
+
+// What the last block of a head makes of the sums G (m, d) and of v_j: G itself as `mixed`, s P G
+// (padded m, padded d) and the mean of v_j (padded d). `start` may be null.
+template <class T>
+struct Mixer {
+  Matrices<T> inverse;
+  Scales<T> scales;
+  T *mixed, *result, *start;
+};
+
 // For each part, sums (m, d) of r_j (b_j - shift) v_j^T and (d) of v_j. `form` M (m, m) makes the
-// factors r_j = (b_j^T M b_j + eps)^(-1/2), which without it are 1.
+// factors r_j = (b_j^T M b_j + eps)^(-1/2), which without it are 1. Without mixer.result, the last
+// block of a head adds the sums alone.
 template <class Metric, int Tokens, class S, class T, class Products = FmaUnits>
 __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
-    mix_kernel(Pass<S, T> pass, const T* shift, const T* form, T eps, T* sums) {
+    mix_kernel(Pass<S, T> pass, const T* shift, const T* form, T eps, T* sums, Mixer<T> mixer) {
   Block<Tokens, S, T> block(pass, Rows::mix(pass.m, pass.d), pass.parts);
   const int m = pass.marks_n(), d = pass.channels();
   T *tokens = block.take(d), *tile = block.take(m);
   T *variances = block.take(m / kMarks), *factors = block.take(1);
-  T* mixed = sums + blockIdx.x * static_cast<int64_t>(m + 1) * d;
+  T* mixed = block.cleared(sums, m + 1, d);
   const T* form_of = block.of_head(form, static_cast<int64_t>(m) * m);
   block.for_tiles([&](const Range& range) {
     block.template kernel<Metric, Products>(range, block.of_head(shift, m), tokens, tile);
@@ -277,6 +466,30 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
     add_rows<Tokens>(tokens, d, mixed + m * d);
     __syncthreads();
   });
+  T* total = block.add_parts(sums, m + 1, d);
+  if (total == nullptr || mixer.result == nullptr) return;
+  const int64_t head = block.head;
+  for (int i = threadIdx.x; i < pass.m * pass.d; i += kThreads) {
+    mixer.mixed[head * pass.m * pass.d + i] = total[i / pass.d * d + i % pass.d];
+  }
+  const Scales<T>& scales = mixer.scales;
+  T scale = scales.factor;
+  if (scales.values) {
+    scale *= scales.values[head / pass.heads * scales.batch + head % pass.heads * scales.head];
+  }
+  if (mixer.start) {
+    for (int c = threadIdx.x; c < d; c += kThreads) {
+      mixer.start[head * d + c] = total[m * d + c] * (T(1) / pass.count);
+    }
+  }
+  const Matrices<T>& inverse = mixer.inverse;
+  const T* inverse_of = inverse.values + head * inverse.batch;
+  T* result = mixer.result + head * m * d;
+  for_product<T>(
+      pass.m, d, pass.m,
+      [&](int k, int a) { return inverse_of[a * inverse.row + k * inverse.column]; },
+      [&](int k, int c) { return total[k * d + c]; },
+      [&](int a, int c, T sum) { result[a * d + c] = scale * sum; });
 }
 
 // out_i = start + sum_a (c_ia - shift_a) result_a, with `result` (m, d) and `start` (d).
@@ -438,13 +651,6 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(3))
                          pass.d, pass.rotary);
   });
 }
-
-// Matrices (batch, rows, columns) with any strides.
-template <class T>
-struct Matrices {
-  const T* values;
-  int64_t batch, row, column;
-};
 
 // out = factor a b, (batch, rows, columns), of which a thread has one value. The matrices are those
 // of landmarks and channels, and so small.

@@ -1,5 +1,6 @@
-// The host code of nystrom_attention on a GPU: the passes over tokens of nystrom_attention_device,
-// and between them products of small matrices.
+// The host code of nystrom_attention on a GPU: the passes over tokens of nystrom_attention_device.
+// Up to kMostJoined landmarks, the last blocks of a pass multiply the small matrices between it and
+// the next. For more, products in kernels of their own have more blocks.
 //
 // `Device` launches the kernels, see common/cuda/launch.h. There is no other CUDA here, so that
 // tests can run this on a CPU. Matrices are padded as in token_tiles.cuh, and (batch_heads, ., .).
@@ -10,16 +11,19 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <tuple>
 #include <type_traits>
 
+#include "../newton_schulz_inverse/small_matrix_layouts.h"
+#include "landmark_inverse_device.cuh"
 #include "nystrom_attention.h"
-#include "nystrom_attention_device.cuh"
 
 namespace mmlaplace {
 namespace nystrom {
 
 using RowsOf = int64_t (*)(int64_t m, int64_t d);
+constexpr int64_t kMostJoined = 64;
 
 template <class Device, class Metric, int Tokens, class S>
 class Passes {
@@ -43,36 +47,42 @@ class Passes {
   Passes(const Device& device, const Sizes& sizes, const Inputs& inputs)
       : device_(device),
         sizes_(sizes),
+        inputs_(inputs),
         heads_(sizes.batch_heads()),
         m_(token_tiles::padded_marks(sizes.marks)),
         d_(token_tiles::padded_channels(sizes.dims)),
         eps_(static_cast<T>(inputs.whitening)),
         bandwidth_(inputs.bandwidth),
         whitened_(inputs.whitening >= 0),
+        joined_(sizes.marks <= kMostJoined),
         adjacent_(inputs.adjacent),
-        marks_(padded(inputs.landmarks.transpose(-2, -1), d_, m_)),
-        inverse_(padded(inputs.inverse, m_, m_)),
-        scale_(wide<T>(inputs.scale).view({heads_, 1, 1})),
-        table_(wide<T>(inputs.rotary)) {}
+        marks_(empty({heads_, d_, m_}, inputs.landmarks, type_of<T>())),
+        table_(wide<T>(inputs.rotary)),
+        tickets_(empty({heads_ * most_tickets()}, marks_, ScalarType::Int)) {}
 
   Results forward(const Tensor& q, const Tensor& k, const Tensor& v) const {
-    Tensor mean, covariance, form;
-    if (whitened_) {
-      std::tie(mean, covariance) = moments(q);
-      form = whitener(covariance);
+    prepare();
+    const Moments moments = whitened_ ? moments_of(q) : Moments{};
+    const Tensor inverse = of_heads(inputs_.inverse);
+    const Tensor mixed = place(sizes_.marks, sizes_.dims), result = empty({heads_, m_, d_}, marks_);
+    const Tensor start = whitened_ ? empty({heads_, d_}, marks_) : Tensor();
+    const Tensor out = tokens_like(q),
+                 scale = inputs_.scale.defined() ? inputs_.scale.to(type_of<T>()) : Tensor();
+    const auto [total, values] =
+        mix(k, v, {}, moments.form,
+            {matrices(inverse), scales(scale), pointer(mixed), pointer(result), pointer(start)});
+    if (!joined_) {
+      mixed.copy_(cut(total, sizes_.marks, sizes_.dims));
+      result.copy_(product(padded(inputs_.inverse, m_, m_), total) * scale_of_heads());
+      if (whitened_) start.copy_(values * (1.0 / sizes_.keys));
     }
-    const auto [mixed, values] = mix(k, v, {}, form);
-    const Tensor result = product(inverse_, mixed) * scale_;
-    const Tensor start = whitened_ ? values * (1.0 / sizes_.keys) : Tensor();
-    const Tensor out = tokens_like(q);
     const Parts parts = parts_of(sizes_.queries);
     launch(pick(device::output_kernel<Metric, Tokens, S, T>,
                 device::output_kernel<Metric, Tokens, S, T, TensorCores>),
-           parts, device::Rows::kernel, pass(q, parts), pointer(mean), pointer(result),
+           parts, device::Rows::kernel, pass(q, parts), pointer(moments.shift), pointer(result),
            pointer(start), out.template data_ptr<S>());
-    const int64_t m = sizes_.marks;
-    return {by_head(out), whitened_ ? cut(mean.unsqueeze(1), 1, m).squeeze(2) : zeros(0),
-            whitened_ ? cut(covariance, m, m) : zeros(0, 0), cut(mixed, m, sizes_.dims)};
+    return {by_head(out), whitened_ ? moments.mean : zeros(0),
+            whitened_ ? moments.covariance : zeros(0, 0), mixed};
   }
   // For outputs without a value.
   Results empty_forward(const Tensor& q) const {
@@ -86,22 +96,23 @@ class Passes {
   Gradients backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
                      const Tensor& mean_of, const Tensor& covariance_of,
                      const Tensor& mixed_of) const {
+    prepare();
     const double queries = static_cast<double>(sizes_.queries);
-    const Tensor mixed = padded(mixed_of, m_, d_);
+    const Tensor mixed = padded(mixed_of, m_, d_), inverse = padded(inputs_.inverse, m_, m_);
     Tensor mean, covariance, form, mean_grad, dmean, dcovariance;
     if (whitened_) {
       mean = padded(mean_of.unsqueeze(2), 1, m_);
       covariance = padded(covariance_of, m_, m_);
-      form = whitener(covariance);
+      form = whitener(inverse, covariance);
     }
     // With H = P G, G = sum_j r_j b_j v_j^T, D = sum_i (c_i - mean) g_i^T:
     //   ds = <D, H>,  dH = s D,  dP = dH G^T,  dG = P^T dH,  dmean = -s H sum_i g_i.
-    const auto [products, grads] = mix(q, grad, mean, {});
-    const Tensor unscaled = product(inverse_, mixed);
+    const auto [products, grads] = mix(q, grad, mean, {}, {});
+    const Tensor unscaled = product(inverse, mixed), scale = scale_of_heads();
     const Tensor dscale = (products * unscaled).sum(IntArrayRef{1, 2});
-    const Tensor result = unscaled * scale_, dresult = products * scale_;
+    const Tensor result = unscaled * scale, dresult = products * scale;
     Tensor dinverse = product(dresult, mixed.transpose(1, 2));
-    const Tensor dmixed = product(inverse_.transpose(1, 2), dresult);
+    const Tensor dmixed = product(inverse.transpose(1, 2), dresult);
     if (whitened_) {
       mean_grad = grads * (1.0 / sizes_.keys);
       dmean = product(result, grads.unsqueeze(2), -1 / queries);
@@ -118,9 +129,9 @@ class Passes {
            dk.template data_ptr<S>(), dv.template data_ptr<S>(), key_sums.template data_ptr<T>());
     const Tensor by_keys = key_sums.sum(1);
     if (whitened_) {  // with dM = sum_j dvar_j b_j b_j^T: dCov = P dM P^T, dP += 2 Cov P dM
-      const Tensor half = product(inverse_, piece(by_keys, m_ * d_, m_, m_));
+      const Tensor half = product(inverse, piece(by_keys, m_ * d_, m_, m_));
       dinverse = dinverse + product(covariance, half, 2);
-      dcovariance = product(half, inverse_.transpose(1, 2), 2 / queries);
+      dcovariance = product(half, inverse.transpose(1, 2), 2 / queries);
     }
 
     const Tensor result_transposed = result.transpose(1, 2).contiguous();
@@ -148,27 +159,80 @@ class Passes {
  private:
   const Device& device_;
   const Sizes sizes_;
+  const Inputs& inputs_;
   const int64_t heads_, m_, d_;
   const T eps_;
   const double bandwidth_;
-  const bool whitened_, adjacent_;
-  const Tensor marks_, inverse_, scale_, table_;
+  const bool whitened_, joined_, adjacent_;
+  const Tensor marks_, table_, tickets_;
 
   // How the tokens of a head are divided: into whole tiles, for about 512 blocks in all. So the
   // sums of all parts take some hundred times m (m + d), however many tokens there are. The shapes
   // alone decide it, so that results are the same on every GPU that has room for the same tiles.
   struct Parts {
     int64_t count, length, tokens;
+    int64_t group() const { return static_cast<int64_t>(std::ceil(std::sqrt(count))); }
+    int64_t tickets() const { return 1 + ceil_div(count, group()); }
   };
   Parts parts_of(int64_t tokens) const {
-    const int64_t tiles = ceil_div(tokens, Tokens), wanted = ceil_div(512, heads_);
+    const int64_t tiles = ceil_div(tokens, Tokens),
+                  wanted = ceil_div(512, std::max<int64_t>(1, heads_));
     const int64_t length = std::max<int64_t>(1, ceil_div(tiles, wanted)) * Tokens;
     return {std::max<int64_t>(1, ceil_div(tokens, length)), length, tokens};
+  }
+  // Of a head: for its moments, and then for a mix over queries or keys.
+  int64_t most_tickets() const {
+    const int64_t queries = parts_of(sizes_.queries).tickets();
+    return queries + std::max(queries, parts_of(sizes_.keys).tickets());
+  }
+
+  // Landmarks as the passes read them, and tickets that have not been taken.
+  void prepare() const {
+    if (inputs_.ridge >= 0) return invert();
+    const Tensor landmarks = of_heads(inputs_.landmarks);
+    device_.launch("nystrom_attention", device::prepare_kernel<T>,
+                   ceil_div(std::max(marks_.numel(), tickets_.numel()), token_tiles::kThreads),
+                   token_tiles::kThreads, 0, matrices(landmarks), marks_.numel(),
+                   static_cast<int>(sizes_.marks), static_cast<int>(sizes_.dims), pointer(marks_),
+                   tickets_.numel(), tickets_.data_ptr<int>());
+  }
+  // The same, and the inverse that inputs_ has a place for.
+  void invert() const {
+    const auto limits = std::numeric_limits<T>();
+    const device::LandmarkInverse<T> of{pointer(inputs_.landmarks),
+                                        static_cast<int>(sizes_.marks),
+                                        static_cast<int>(sizes_.dims),
+                                        exponent(),
+                                        static_cast<T>(inputs_.ridge),
+                                        limits.infinity(),
+                                        limits.quiet_NaN(),
+                                        pointer(inputs_.inverse),
+                                        pointer(marks_),
+                                        most_tickets(),
+                                        tickets_.data_ptr<int>()};
+    cuda::with_small_layout("landmark_attention", sizes_.marks, [&](auto, auto tile) {
+      constexpr int Tile = decltype(tile)::value;
+      using Matrix = mmlaplace::device::SmallMatrix<mmlaplace::device::kCholeskyGrid, Tile>;
+      device_.launch("landmark_attention", device::landmark_inverse_kernel<Metric, Tile, T>, heads_,
+                     mmlaplace::device::kCholeskyThreads,
+                     2 * Matrix::kSide * static_cast<int64_t>(sizeof(T)), of);
+    });
+  }
+  T exponent() const { return static_cast<T>(Metric::exponent(bandwidth_) / std::log(2.0)); }
+  // Of each head: those of inputs_, or gamma / n.
+  device::Scales<T> scales(const Tensor& scale) const {
+    if (inputs_.ridge < 0) return {pointer(scale), scale.stride(0), scale.stride(1), T(1)};
+    if (!scale.defined()) return {nullptr, 0, 0, T(1)};
+    return {pointer(scale), 0, scale.stride(0), T(1) / static_cast<T>(sizes_.keys)};
   }
 
   template <class... Lengths>
   Tensor zeros(Lengths... lengths) const {  // (B, heads, ...)
     return mmlaplace::zeros({sizes_.batch, sizes_.heads, lengths...}, marks_);
+  }
+  template <class... Lengths>
+  Tensor place(Lengths... lengths) const {  // the same without values
+    return empty({sizes_.batch, sizes_.heads, lengths...}, marks_);
   }
   // A place for the sums of each part.
   Tensor sums(const Parts& parts, int64_t size) const {
@@ -177,6 +241,15 @@ class Passes {
   static T* pointer(const Tensor& tensor) {
     return tensor.defined() ? tensor.data_ptr<T>() : nullptr;
   }
+
+  // (B, heads, a, b) in T as (batch_heads, a, b).
+  Tensor of_heads(const Tensor& tensor) const {
+    return tensor.to(type_of<T>()).reshape({heads_, tensor.size(2), tensor.size(3)});
+  }
+  static device::Matrices<T> matrices(const Tensor& tensor) {
+    return {pointer(tensor), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
+  }
+  Tensor scale_of_heads() const { return wide<T>(inputs_.scale).view({heads_, 1, 1}); }
 
   // (B, heads, a, b) in T with zeros beyond, as (batch_heads, rows, columns).
   Tensor padded(const Tensor& matrices, int64_t rows, int64_t columns) const {
@@ -207,21 +280,25 @@ class Passes {
                 strides.head % 4 == 0 && strides.row % 4 == 0 &&
                 address % alignof(token_tiles::Packed<S>) == 0};
   }
-  Pass pass(const Tensor& tokens, const Parts& parts, const Tensor& values = {}) const {
+  // With tickets, the last blocks add the sums of the parts, if small matrices are joined to them.
+  Pass pass(const Tensor& tokens, const Parts& parts, const Tensor& values = {},
+            int* tickets = nullptr) const {
     return {source(tokens),
             values.defined() ? source(values) : token_tiles::Source<S>{},
             {pointer(table_), sizes_.queries,
              table_.defined() ? static_cast<int>(table_.size(1)) : 0, adjacent_},
             pointer(marks_),
             nullptr,
-            static_cast<T>(Metric::exponent(bandwidth_) / std::log(2.0)),
+            exponent(),
             static_cast<T>(Metric::derivative(bandwidth_)),
             sizes_.heads,
             parts.tokens,
             parts.count,
             parts.length,
             static_cast<int>(sizes_.marks),
-            static_cast<int>(sizes_.dims)};
+            static_cast<int>(sizes_.dims),
+            joined_ ? tickets : nullptr,
+            parts.group()};
   }
 
   // The kernel for tensor cores, if this call may take it. Small tiles have none.
@@ -234,7 +311,6 @@ class Passes {
   template <class Kernel, class... Arguments>
   void launch(Kernel kernel, const Parts& parts, RowsOf rows_of, Pass pass,
               Arguments... arguments) const {
-    if (parts.tokens == 0) return;
     const int64_t blocks = heads_ * parts.count;
     int64_t bytes = bytes_of(sizes_, rows_of);
     Tensor memory;
@@ -252,10 +328,6 @@ class Passes {
   Tensor product(const Tensor& a, const Tensor& b, double factor = 1) const {
     const Tensor out = empty({heads_, a.size(1), b.size(2)}, a);
     if (out.numel() == 0) return out;
-    const auto matrices = [](const Tensor& tensor) {
-      return device::Matrices<T>{pointer(tensor), tensor.stride(0), tensor.stride(1),
-                                 tensor.stride(2)};
-    };
     device_.launch("nystrom_attention", device::product_kernel<T>,
                    ceil_div(out.numel(), token_tiles::kThreads), token_tiles::kThreads, 0,
                    matrices(a), matrices(b), static_cast<T>(factor), pointer(out), out.numel(),
@@ -263,41 +335,52 @@ class Passes {
     return out;
   }
 
-  // The mean (batch_heads, m) and the covariance of the kernel over the queries.
-  std::tuple<Tensor, Tensor> moments(const Tensor& q) const {
-    const Tensor shift = empty({heads_, m_}, marks_);
+  // Of the kernel over the queries: its mean and covariance for the backward, and padded the mean
+  // and P^T Cov P.
+  struct Moments {
+    Tensor mean, covariance, shift, form;
+  };
+  Moments moments_of(const Tensor& q) const {
+    const int64_t m = sizes_.marks;
+    const Moments all{place(m), place(m, m), empty({heads_, m_}, marks_),
+                      empty({heads_, m_, m_}, marks_)};
+    const Tensor inverse = of_heads(inputs_.inverse);
     const Parts parts = parts_of(sizes_.queries);
-    const Parts one{1, sizes_.queries, sizes_.queries};
-    launch(device::sample_kernel<Metric, Tokens, S, T>, one, device::Rows::kernel, pass(q, one),
-           pointer(shift));
-    const Tensor parts_sums = sums(parts, m_ * (m_ + 1));
+    const Tensor parts_sums = empty({heads_, parts.count, m_ * (m_ + 1)}, marks_);
     launch(pick(device::moments_kernel<Metric, Tokens, S, T>,
                 device::moments_kernel<Metric, Tokens, S, T, TensorCores>),
-           parts, device::Rows::kernel, pass(q, parts), pointer(shift), pointer(parts_sums));
+           parts, device::Rows::moments, pass(q, parts, {}, tickets_.data_ptr<int>()),
+           pointer(parts_sums),
+           device::Whitener<T>{matrices(inverse), pointer(all.shift), pointer(all.mean),
+                               pointer(all.covariance), pointer(all.form)});
+    if (joined_) return all;
     const Tensor total = parts_sums.sum(1);
     const double share = 1 / static_cast<double>(sizes_.queries);
     const Tensor apart = total.narrow(1, 0, m_) * share;  // the mean less the shift
+    const Tensor mean = all.shift + apart;
     const Tensor covariance =
         piece(total, m_, m_, m_) * share + product(apart.unsqueeze(2), apart.unsqueeze(1), -1);
-    return {shift + apart, covariance};
+    return {cut(mean.unsqueeze(1), 1, m).squeeze(2), cut(covariance, m, m), mean,
+            whitener(padded(inputs_.inverse, m_, m_), covariance)};
   }
 
   // P^T Cov P
-  Tensor whitener(const Tensor& covariance) const {
-    return product(inverse_.transpose(1, 2), product(covariance, inverse_));
+  Tensor whitener(const Tensor& inverse, const Tensor& covariance) const {
+    return product(inverse.transpose(1, 2), product(covariance, inverse));
   }
 
   // The sums over tokens of r_j (b_j - shift) v_j^T, (batch_heads, m, d), and of v_j,
   // (batch_heads, d). Without a form, r_j is 1.
   std::tuple<Tensor, Tensor> mix(const Tensor& tokens, const Tensor& values, const Tensor& shift,
-                                 const Tensor& form) const {
+                                 const Tensor& form, const device::Mixer<T>& mixer) const {
     const Parts parts = parts_of(tokens.size(2));
-    const Tensor parts_sums = sums(parts, (m_ + 1) * d_);
+    const Tensor parts_sums = empty({heads_, parts.count, (m_ + 1) * d_}, marks_);
+    int* tickets = tickets_.data_ptr<int>() + heads_ * parts_of(sizes_.queries).tickets();
     launch(pick(device::mix_kernel<Metric, Tokens, S, T>,
                 device::mix_kernel<Metric, Tokens, S, T, TensorCores>),
-           parts, device::Rows::mix, pass(tokens, parts, values), pointer(shift), pointer(form),
-           eps_, pointer(parts_sums));
-    const Tensor total = parts_sums.sum(1);
+           parts, device::Rows::mix, pass(tokens, parts, values, tickets), pointer(shift),
+           pointer(form), eps_, pointer(parts_sums), mixer);
+    const Tensor total = joined_ ? parts_sums.narrow(1, 0, 1).squeeze(1) : parts_sums.sum(1);
     return {piece(total, 0, m_, d_), total.narrow(1, m_ * d_, d_)};
   }
 };

@@ -20,12 +20,13 @@ namespace device {
 constexpr int kThreads = 128;
 constexpr int kSpreadTokens = 32;  // of a block of spread_kernel
 
-// The angles of the tokens: table[token][pair] has a cosine and a sine, next to each other, so that
-// threads with neighbouring channels read neighbouring angles. See nystrom_attention for the pairs.
+// The angles of the tokens, (2, pairs, N) of any strides: cosines and sines. Threads with
+// neighbouring channels read those of neighbouring pairs. See nystrom_attention for the pairs.
 template <class T>
 struct Turns {
   const T* table;
-  int pairs;  // 0: nothing turns
+  int64_t sine, pair, token;  // the strides
+  int pairs;                  // 0: nothing turns
   bool adjacent;
 };
 
@@ -50,8 +51,8 @@ MMLAPLACE_INLINE T turned(const Turns<T>& turns, int64_t token, int c, bool back
   const int pair = turns.adjacent ? c / 2 : c % turns.pairs;
   const bool second = turns.adjacent ? c % 2 == 1 : c >= turns.pairs;
   const int apart = turns.adjacent ? 1 : turns.pairs;
-  const T* angle = turns.table + (token * turns.pairs + pair) * 2;
-  const T sine = second == back ? -angle[1] : angle[1];
+  const T* angle = turns.table + token * turns.token + pair * turns.pair;
+  const T sine = second == back ? -angle[turns.sine] : angle[turns.sine];
   return own * angle[0] + value(second ? c - apart : c + apart) * sine;
 }
 

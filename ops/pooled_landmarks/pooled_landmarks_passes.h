@@ -17,15 +17,26 @@ inline device::MapOfTokens map_for_gpu(const Map& map) {
   return {map.heads, map.width, map.rows, map.columns, static_cast<int>(map.dims)};
 }
 
-// (2, pairs, N) as the kernels read it, (N, pairs, 2).
+// Many heads read the angles often enough that a copy with the pairs of a token side by side would
+// pay; for few it is one more launch. Where that changes was not measured.
+constexpr int64_t kFewHeads = 16;
+
+// (2, pairs, N)
 template <class T>
-Tensor angles(const OptionalTensor& rotary) {
-  return rotary.has_value() ? wide<T>(rotary->permute({2, 1, 0})) : Tensor();
+Tensor angles(const OptionalTensor& rotary, const Map& map) {
+  if (!rotary.has_value()) return {};
+  if (map.batch_heads <= kFewHeads) return rotary->to(type_of<T>());
+  return wide<T>(rotary->permute({2, 1, 0})).permute({2, 1, 0});
 }
 template <class T>
 device::Turns<T> turns(const Tensor& angles, bool adjacent) {
-  if (!angles.defined()) return {nullptr, 0, adjacent};
-  return {angles.data_ptr<T>(), static_cast<int>(angles.size(1)), adjacent};
+  if (!angles.defined()) return {nullptr, 0, 0, 0, 0, adjacent};
+  return {angles.data_ptr<T>(),
+          angles.stride(0),
+          angles.stride(1),
+          angles.stride(2),
+          static_cast<int>(angles.size(1)),
+          adjacent};
 }
 
 template <class Device>
@@ -39,7 +50,7 @@ Tensor forward(const Tensor& k, const OptionalTensor& rotary, StringView form, i
     using T = Wide<scalar_t>;
     out = empty({k.size(0), k.size(1), map.cells(), map.dims}, k, type_of<T>());
     if (out.numel() == 0) return;
-    const Tensor table = angles<T>(rotary);
+    const Tensor table = angles<T>(rotary, map);
     gpu.launch("pooled_landmarks", device::pool_kernel<scalar_t, T>, map.batch_heads * map.cells(),
                device::kThreads, 0, map_for_gpu(map),
                static_cast<const scalar_t*>(k.data_ptr<scalar_t>()), strides_of(k),
@@ -60,7 +71,7 @@ Tensor backward(const Tensor& grad, const Tensor& k, const OptionalTensor& rotar
   if (out.numel() == 0) return out.transpose(1, 2);
   MMLAPLACE_DISPATCH(k.scalar_type(), "pooled_landmarks", [&] {
     using T = Wide<scalar_t>;
-    const Tensor table = angles<T>(rotary), grads = wide<T>(grad);
+    const Tensor table = angles<T>(rotary, map), grads = wide<T>(grad);
     const Tensor shares = empty({map.rows.count + map.columns.count}, grads);
     gpu.launch("pooled_landmarks", device::shares_kernel<T>,
                ceil_div(shares.numel(), device::kThreads), device::kThreads, 0, map_for_gpu(map),

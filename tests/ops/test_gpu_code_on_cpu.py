@@ -6,13 +6,18 @@ What launches kernels on a GPU is not in it. ``native/gpu_ops_on_cpu.cpp`` has o
 import os
 import shutil
 import subprocess
+from collections import Counter
 
 import pytest
 import torch
 from conftest import ROOT
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import cpp_extension
 
-from mmlaplace.ops import laplacian_kernel
+from mmlaplace.models import LaplacianAttention
+from mmlaplace.ops import _native, laplacian_kernel
+from mmlaplace.ops.landmark_attention import composed
 from mmlaplace.ops.linear_attention import linear_attention_reference
 from mmlaplace.ops.nystrom_attention import nystrom_attention_reference
 from mmlaplace.ops.pooled_landmarks import pooled_landmarks_reference
@@ -56,6 +61,16 @@ def assert_near(got, wanted, dtype, name):
 
 ATTENTIONS = {
     # name: ((B, heads, N, n, m, d), pairs, form, kernel, whitening_eps, dtype, shared memory)
+    'three parts in two groups': (
+        (1, 1, 130, 140, 5, 4),
+        0,
+        'half',
+        'laplacian',
+        1e-2,
+        torch.float32,
+        PLENTY,
+    ),
+    'many landmarks': ((1, 1, 17, 17, 65, 4), 0, 'half', 'laplacian', 1e-2, torch.float64, PLENTY),
     'small tiles': ((2, 1, 70, 70, 9, 6), 2, 'half', 'laplacian', 1e-2, torch.float64, PLENTY),
     'no whitening': ((1, 2, 40, 50, 5, 4), 0, 'half', 'gaussian', None, torch.float64, PLENTY),
     'global memory': ((1, 1, 40, 40, 9, 6), 3, 'pairs', 'gaussian', 1e-2, torch.float64, 0),
@@ -100,11 +115,17 @@ def tensor_cores(ops):
     ops.set_tensor_cores(False)
 
 
+@pytest.fixture
+def last_block_first(ops):
+    yield ops.set_last_block_first
+    ops.set_last_block_first(False)
+
+
 @pytest.mark.parametrize(('case', 'by_tensor_cores'), [
     *((case, False) for case in ATTENTIONS), ('large tiles', True), ('halves', True),
 ])  # fmt: skip
 def test_attention_for_gpus_has_the_values_and_gradients_of_the_reference(
-    ops, tensor_cores, case, by_tensor_cores
+    ops, tensor_cores, last_block_first, case, by_tensor_cores
 ):
     sizes, pairs, form, kernel, whitening_eps, dtype, shared_memory = ATTENTIONS[case]
     ops.set_shared_memory(shared_memory)
@@ -112,6 +133,7 @@ def test_attention_for_gpus_has_the_values_and_gradients_of_the_reference(
     inputs, table = attention_inputs(sizes, pairs, dtype)
     constants, grad = (kernel, 3.0, whitening_eps, form), torch.randn_like(inputs[0])
     out, kept, gradients = attend(ops, inputs, table, constants, grad)
+    last_block_first(True)  # a GPU promises no order
     again, kept_again, gradients_again = attend(ops, inputs, table, constants, grad)
     pairs_of_runs = zip((out, *kept, *gradients), (again, *kept_again, *gradients_again))
     assert all(torch.equal(first, second) for first, second in pairs_of_runs)
@@ -245,3 +267,97 @@ def test_linear_attention_for_gpus_of_no_queries_and_no_keys(ops):
         dq, dk, dv, *_ = ops._linear_attention_backward(*arguments)
         assert (out.shape, dq.shape, dk.shape, dv.shape) == (q.shape, q.shape, k.shape, k.shape)
         assert out.isnan().all() and not dk.any() and not dv.any()
+
+
+WHOLE = {
+    # name: ((B, heads, H, W, d), pairs, (rows, columns, ratio), kernel, eps, gamma?, dtype)
+    'laplacian': ((2, 1, 6, 8, 6), 3, (3, 3, None), 'laplacian', 1e-2, True, torch.float64),
+    'gaussian': ((1, 2, 7, 5, 4), 0, (None, None, 2), 'gaussian', None, False, torch.float32),
+    'halves': ((1, 1, 7, 10, 32), 16, (7, 7, None), 'laplacian', 1e-5, True, torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize('case', WHOLE)
+def test_the_op_with_landmarks_and_inverse_is_the_composition(ops, case):
+    (batch, heads, height, width, dims), pairs, cells, kernel, eps, scaled, dtype = WHOLE[case]
+    ops.set_shared_memory(PLENTY)
+    tokens = height * width
+    q, k, v = torch.randn(3, batch, tokens, heads, dims, dtype=torch.float64).transpose(2, 3)
+    gamma = torch.rand(heads, dtype=torch.float64) * tokens**0.5 if scaled else None
+    table = rotary(pairs, tokens)
+    constants = ('half', height, width, *cells, kernel, 3.0, 1e-2, eps)
+    inputs = [tensor.to(dtype) for tensor in (q, k, v)]
+    out = ops._landmark_attention(*inputs, gamma, table, *constants)
+    wide = (tensor.double() for tensor in inputs)
+    wanted = composed(*wide, gamma, table, *constants)
+    # The inverse has a condition number of up to the landmarks by the ridge.
+    bound = {torch.float64: 1e-11, torch.float32: 1e-4, torch.bfloat16: 2e-2}[dtype]
+    assert out.dtype == dtype and out.transpose(1, 2).is_contiguous()
+    assert (out.double() - wanted).abs().max() < bound * wanted.abs().max()
+
+
+# Views, memory, and what calls others that are counted. The rest is taken for one launch each.
+NO_LAUNCH = {
+    'contiguous', 'conv2d', 'convolution', 'dropout', 'empty', 'empty_strided', 'expand', 'flatten',
+    'linear', 'narrow', 'new_ones', 'permute', 'reshape', '_reshape_alias', 'resolve_conj', 'split',
+    'split_with_sizes', 'squeeze', 't', 'to', '_to_copy', 'transpose', 'unsqueeze', 'view',
+    'as_strided', 'alias', 'detach', 'select', 'slice', 'zeros', 'full',
+}  # fmt: skip
+
+
+def launches(ops, run):
+    """What a GPU would launch: kernels of ours by the counter, and others by torch's operations."""
+    run()  # fills the cache of rotary tables
+    before = ops.launches_so_far()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        run()
+    found = Counter(ours=ops.launches_so_far() - before)
+    rest = [event for event in profile.events() if event.cpu_parent is None]
+    while rest:
+        event = rest.pop()
+        kind, _, name = event.name.rpartition('::')
+        if kind == 'aten' and name not in NO_LAUNCH:
+            found[name] += 1
+        else:
+            rest += event.cpu_children
+    return dict(found)
+
+
+# The first and last stages of laplacianformer-tiny, at 224 x 224.
+@pytest.mark.parametrize('autocast', [False, True])
+@pytest.mark.parametrize(('embed_dims', 'side'), [(64, 56), (512, 7)])
+def test_a_whole_attention_at_batch_1_has_few_launches(
+    ops, monkeypatch, embed_dims, side, autocast
+):
+    attention = LaplacianAttention(embed_dims, embed_dims // 32, (side, side)).eval()
+    monkeypatch.setattr(attention, 'mix', attention.mix_in_one_op)
+    monkeypatch.setattr(_native, 'compiled', lambda name: getattr(ops, name).default)
+    ops.set_shared_memory(PLENTY)
+    ops.set_running(False)
+    x = torch.randn(1, side * side, embed_dims)
+
+    @torch.inference_mode()
+    def run():
+        with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
+            attention(x, (side, side))
+
+    try:
+        found = launches(ops, run)
+    finally:
+        ops.set_running(True)
+    # Autocast converts the input, and the weights and biases of three layers.
+    copies = dict(copy_=7) if autocast else {}
+    assert found == dict(ours=5, addmm=2, _convolution=1, add=1, **copies)
+
+
+@pytest.mark.skipif(_native.WHY_MISSING is not None, reason='the compiled library is missing')
+@pytest.mark.skipif(_native.find('_landmark_attention') is None, reason='an older library')
+def test_a_graph_for_a_gpu_has_the_mixing_rule_as_one_node(monkeypatch):
+    monkeypatch.setitem(_native.AVAILABLE, '_landmark_attention', frozenset(['cuda']))
+    monkeypatch.setattr(_native, 'why_not_on_this_gpu', lambda: None)
+    with FakeTensorMode(), torch.device('cuda'), torch.no_grad():
+        attention = LaplacianAttention(64, 2, (14, 14)).eval()
+        x = torch.randn(1, 15 * 20, 64)
+        graph = make_fx(lambda x: attention(x, (15, 20)))(x)
+    nodes = [str(node.target) for node in graph.graph.nodes if 'mmlaplace' in str(node.target)]
+    assert nodes == ['mmlaplace._landmark_attention.default']

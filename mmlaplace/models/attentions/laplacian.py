@@ -12,6 +12,7 @@ from mmlaplace.ops import (
     newton_schulz_inverse,
     nystrom_attention,
 )
+from mmlaplace.ops.landmark_attention import fits, landmark_attention
 
 from ..layers import Landmarks
 from ..layers.checks import check_counts
@@ -164,7 +165,21 @@ class LaplacianAttention(QKVAttention):
             return conjugate_gradient_inverse(mat, self.num_iters, self.ridge)
         return newton_schulz_inverse(mat, self.num_iters, self.ridge, check=False)
 
+    def mix_in_one_op(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        """:meth:`mix` with the exact inverse, by one op for GPUs."""
+        rotary, form = None, 'half'
+        if self.rotary is not None:
+            rotary, form = self.rotary.table(k, hw_shape), self.rotary.form
+        return landmark_attention(
+            q, k, v, self.gamma, rotary, form, *hw_shape, *self.landmarks.cells(hw_shape),
+            self.kernel, float(self.bandwidth), float(self.ridge),
+            None if self.whitening == 'none' else float(self.whitening_eps),
+        )  # fmt: skip
+
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        exact = self.solver in ('auto', 'cholesky') and hw_shape is not None
+        if q.is_cuda and exact and fits(q, self.landmarks.count(hw_shape)):
+            return self.mix_in_one_op(q, k, v, hw_shape)
         landmarks = self.landmarks(k, hw_shape, self.rotary)  # (B, heads, m, d), at least fp32
         inverse = self.invert(self.kernel_fn(landmarks, landmarks, self.bandwidth))
         scale = None

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mmlaplace.ops import pooled_landmarks
 from mmlaplace.ops._checks import is_recording
-from mmlaplace.ops.backend import at_most
+from mmlaplace.ops.backend import at_most, ceil_div
 
 from .checks import check_counts
 from .feature_map import map_to_tokens, tokens_to_map
@@ -142,12 +142,25 @@ class Landmarks(nn.Module):
             return min(rows, height), min(columns, width)
         return at_most(rows, height), at_most(columns, width)
 
+    def cells(self, hw_shape: Tuple[int, int]) -> Tuple[Optional[int], ...]:
+        """Of ``'pool'``: rows and columns of cells, and None. Or None, None and the cells' side."""
+        return (
+            (None, None, self.pool_ratio) if self.side is None else (*self._sides(hw_shape), None)
+        )
+
+    def count(self, hw_shape: Tuple[int, int]) -> int:
+        """How many landmarks ``'pool'`` makes of a map."""
+        rows, columns, ratio = self.cells(hw_shape)
+        if ratio is not None:
+            rows, columns = (ceil_div(side, ratio) for side in hw_shape)
+        assert rows is not None and columns is not None
+        return rows * columns
+
     def _pooled(
         self, x: Tensor, hw_shape: Tuple[int, int], rotary: Optional[RotaryEmbedding2D]
     ) -> Tensor:
-        options: Dict[str, Any] = dict(ratio=self.pool_ratio)
-        if self.side is not None:
-            options = dict(cells=self._sides(hw_shape))
+        *cells, ratio = self.cells(hw_shape)
+        options: Dict[str, Any] = dict(ratio=ratio, cells=None if ratio else cells)
         if rotary is not None:
             options.update(rotary=rotary.table(x, hw_shape), rotary_form=rotary.form)
         return pooled_landmarks(x, hw_shape, **options)

@@ -5,6 +5,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <random>
 #include <string>
 
@@ -16,10 +17,10 @@ using std::sqrt;
 // The minimum of blocks per processor comes with the threads of a block.
 #undef __launch_bounds__
 #define __launch_bounds__(...)
-#include "../../../ops/nystrom_attention/nystrom_attention_device.cuh"
+#include "../../../ops/nystrom_attention/landmark_inverse_device.cuh"
 
 using namespace mmlaplace;
-namespace device = mmlaplace::nystrom::device;
+namespace passes = mmlaplace::nystrom::device;
 
 std::mt19937 generator(0);
 
@@ -101,6 +102,8 @@ struct Check {
   const std::vector<S> tokens, values;
   const std::vector<double> marks, table;
   std::vector<double> padded, memory;
+  std::vector<int> tickets;  // empty: nobody adds the parts
+  const int64_t group = 2;
 
   explicit Check(const Case& c, bool shared = true)
       : c(c),
@@ -110,7 +113,7 @@ struct Check {
         marks(random_values(c.batch_heads() * c.m * c.d)),
         table(angles()),
         padded(pad_transposed(marks, c.m, c.d, c.marks_n(), c.channels())),
-        memory(shared ? 0 : blocks * device::Rows::key_gradients(c.m, c.d) * (Tokens + 4)) {}
+        memory(shared ? 0 : blocks * passes::Rows::key_gradients(c.m, c.d) * (Tokens + 4)) {}
 
   // Real cosines and sines: turning back is the transpose only of a rotation.
   std::vector<double> angles() const {
@@ -169,7 +172,7 @@ struct Check {
     return form;
   }
 
-  device::Pass<S, double> pass() {
+  passes::Pass<S, double> pass() {
     const bool quads = c.heads_last && c.d % 4 == 0;
     return {{tokens.data(), c.strides(), quads},
             {values.data(), c.strides(), quads},
@@ -183,7 +186,9 @@ struct Check {
             parts,
             length,
             static_cast<int>(c.m),
-            static_cast<int>(c.d)};
+            static_cast<int>(c.d),
+            tickets.empty() ? nullptr : tickets.data(),
+            group};
   }
   template <class Kernel, class... Arguments>
   void run(Kernel kernel, int64_t rows, Arguments... arguments) {
@@ -193,6 +198,7 @@ struct Check {
     // What an earlier block left there must not matter.
     std::fill(std::begin(dynamic_shared_memory), std::end(dynamic_shared_memory), 0xff);
     std::fill(memory.begin(), memory.end(), std::nan(""));
+    std::fill(tickets.begin(), tickets.end(), 0);
     launch(kernel, blocks, token_tiles::kThreads, pass(), arguments...);
   }
 
@@ -232,14 +238,32 @@ struct Check {
     return out;
   }
 
+  // sum_k a_ik b_kj of matrices of a head
+  static double product(const double* a, const double* b, int64_t i, int64_t j, int64_t terms,
+                        int64_t columns) {
+    double sum = 0;
+    for (int64_t k = 0; k < terms; ++k) sum += a[i * terms + k] * b[k * columns + j];
+    return sum;
+  }
+  passes::Matrices<double> matrices(const std::vector<double>& values) const {
+    return {values.data(), c.m * c.m, 1, c.m};  // their transposes
+  }
+
   void moments() {
-    const int64_t n = c.marks_n(), size = n * (n + 1),
+    const int64_t n = c.marks_n(), size = n * (n + 1), m = c.m,
                   step = std::max<int64_t>(1, c.tokens / Tokens);
-    std::vector<double> shift(c.batch_heads() * n, -1), sums(blocks * size);
-    launch(device::sample_kernel<Metric, Tokens, S, double>, c.batch_heads(), token_tiles::kThreads,
-           pass(), shift.data());
-    run(device::moments_kernel<Metric, Tokens, S, double>, device::Rows::kernel(c.m, c.d),
-        shift.data(), sums.data());
+    const std::vector<double> inverse = random_values(c.batch_heads() * m * m);
+    std::vector<double> shift(c.batch_heads() * n, -1), sums(blocks * size, -1),
+        last = sums, joined_shift = shift, mean(c.batch_heads() * m), covariance(inverse.size()),
+        form(c.batch_heads() * n * n, -1);
+    run(passes::moments_kernel<Metric, Tokens, S, double>, passes::Rows::moments(c.m, c.d),
+        sums.data(), passes::Whitener<double>{{}, shift.data(), nullptr, nullptr, nullptr});
+    tickets.resize(c.batch_heads() * pass().tickets_of_head());
+    run(passes::moments_kernel<Metric, Tokens, S, double>, passes::Rows::moments(c.m, c.d),
+        last.data(),
+        passes::Whitener<double>{matrices(inverse), joined_shift.data(), mean.data(),
+                                 covariance.data(), form.data()});
+    tickets.clear();
     const Duals all = constant(tokens), landmarks = constant(marks);
     for (int64_t head = 0; head < c.batch_heads(); ++head) {
       const double* shift_of = shift.data() + head * n;
@@ -263,6 +287,29 @@ struct Check {
       for (int64_t i = 0; i < size; ++i) {
         expect_near("moments", sum(sums, head, size, i), wanted[i], c.tokens);
       }
+      const double* inverse_of = inverse.data() + head * m * m;  // P^T
+      std::vector<double> wanted_covariance(m * m), half(m * m);
+      for (int64_t i = 0; i < m * m; ++i) {
+        const double first = wanted[i / m] / c.tokens, second = wanted[i % m] / c.tokens;
+        wanted_covariance[i] = wanted[n + i / m * n + i % m] / c.tokens - first * second;
+        expect_near("covariance", covariance[head * m * m + i], wanted_covariance[i], 1);
+      }
+      for (int64_t i = 0; i < m * m; ++i) {
+        half[i] = product(inverse_of, wanted_covariance.data(), i / m, i % m, m, m);
+      }
+      for (int64_t i = 0; i < n * n; ++i) {
+        const int64_t a = i / n, b = i % n;
+        double value = 0;
+        for (int64_t k = 0; a < m && b < m && k < m; ++k) {
+          value += half[a * m + k] * inverse_of[b * m + k];
+        }
+        expect_near("form", form[head * n * n + i], value, m * m);
+      }
+      for (int64_t a = 0; a < n; ++a) {
+        const double value = shift_of[a] + wanted[a] / c.tokens;
+        expect_near("mean", joined_shift[head * n + a], value, 1);
+        if (a < m) expect_near("mean", mean[head * m + a], value, 1);
+      }
     }
   }
 
@@ -272,10 +319,24 @@ struct Check {
     const std::vector<double> shift = random_values(c.batch_heads() * c.m), form = random_form();
     const std::vector<double> shift_in = pad_m(shift), form_in = pad_mm(form);
     const bool weighted = c.whitened && !with_shift;
-    std::vector<double> sums(blocks * size);
-    run(device::mix_kernel<Metric, Tokens, S, double>, device::Rows::mix(c.m, c.d),
-        with_shift ? shift_in.data() : nullptr, weighted ? form_in.data() : nullptr, eps,
-        sums.data());
+    const std::vector<double> inverse = random_values(c.batch_heads() * c.m * c.m);
+    const std::vector<double> scale = random_values(c.batch_heads());
+    std::vector<double> sums(blocks * size, -1), last = sums, mixed(c.batch_heads() * c.m * c.d),
+                                                 result(c.batch_heads() * n * w),
+                                                 start(c.batch_heads() * w);
+    const auto mix = [&](std::vector<double>& to, const passes::Mixer<double>& mixer) {
+      run(passes::mix_kernel<Metric, Tokens, S, double>, passes::Rows::mix(c.m, c.d),
+          with_shift ? shift_in.data() : nullptr, weighted ? form_in.data() : nullptr, eps,
+          to.data(), mixer);
+    };
+    mix(sums, {});
+    tickets.resize(c.batch_heads() * pass().tickets_of_head());
+    mix(last, {matrices(inverse),
+               {scale.data(), c.heads, 1, 0.5},
+               mixed.data(),
+               result.data(),
+               start.data()});
+    tickets.clear();
     const Duals all = constant(tokens), landmarks = constant(marks), others = constant(values);
     for (int64_t head = 0; head < c.batch_heads(); ++head) {
       std::vector<double> wanted(size);
@@ -294,6 +355,19 @@ struct Check {
       for (int64_t i = 0; i < size; ++i) {
         expect_near("mix", sum(sums, head, size, i), wanted[i], c.tokens);
       }
+      for (int64_t i = 0; i < c.m * c.d; ++i) {
+        const int64_t a = i / c.d, at = i % c.d;
+        expect_near("mixed", mixed[head * c.m * c.d + i], wanted[a * w + at], c.tokens);
+        double value = 0;
+        for (int64_t k = 0; k < c.m; ++k) {
+          value += inverse[(head * c.m + k) * c.m + a] * wanted[k * w + at];
+        }
+        expect_near("result", result[head * n * w + a * w + at], 0.5 * scale[head] * value,
+                    c.tokens * c.m);
+      }
+      for (int64_t i = 0; i < w; ++i) {
+        expect_near("start", start[head * w + i], wanted[n * w + i] / c.tokens, 1);
+      }
     }
   }
 
@@ -309,6 +383,53 @@ struct Check {
     return power(variance + eps, -0.5);
   }
 
+  // What comes before the passes: landmarks as they read them, tickets, and the inverse.
+  void preparations() {
+    const int64_t m = c.m, heads = c.batch_heads(), taken = 3;
+    const double ridge = 0.5, infinity = std::numeric_limits<double>::infinity();
+    std::vector<double> inverse(heads * m * m, -1), prepared(padded.size(), -1), again = prepared;
+    std::vector<int> counts(heads * taken, 7), others = counts;
+    const int64_t size = std::max(prepared.size(), counts.size());
+    launch(passes::prepare_kernel<double>, ceil_div(size, token_tiles::kThreads),
+           token_tiles::kThreads, passes::Matrices<double>{marks.data(), m * c.d, c.d, 1},
+           static_cast<int64_t>(prepared.size()), static_cast<int>(m), static_cast<int>(c.d),
+           prepared.data(), static_cast<int64_t>(counts.size()), counts.data());
+    const passes::LandmarkInverse<double> of{marks.data(),
+                                             static_cast<int>(m),
+                                             static_cast<int>(c.d),
+                                             Metric::exponent(bandwidth) / std::log(2.0),
+                                             ridge,
+                                             infinity,
+                                             infinity - infinity,
+                                             inverse.data(),
+                                             again.data(),
+                                             taken,
+                                             others.data()};
+    launch(m <= 16 ? passes::landmark_inverse_kernel<Metric, 2, double>
+                   : passes::landmark_inverse_kernel<Metric, 7, double>,
+           heads, mmlaplace::device::kCholeskyThreads, of);
+    if (prepared != padded || again != padded || counts != std::vector<int>(counts.size()) ||
+        others != counts) {
+      std::printf("landmarks and tickets are not prepared\n");
+      std::exit(1);
+    }
+    for (int64_t head = 0; head < heads; ++head) {
+      for (int64_t i = 0; i < m * m; ++i) {
+        double sum = 0;
+        for (int64_t k = 0; k < m; ++k) {
+          Dual apart = 0;
+          for (int64_t x = 0; x < c.d; ++x) {
+            const double* of_head = marks.data() + head * m * c.d;
+            apart = apart + distance(Metric{}, of_head[i / m * c.d + x] - of_head[k * c.d + x]);
+          }
+          const double value = std::exp(Metric::exponent(bandwidth) * apart.value);
+          sum += (value + (k == i / m ? ridge : 0)) * inverse[(head * m + k) * m + i % m];
+        }
+        expect_near("inverse", sum, i / m == i % m, m);
+      }
+    }
+  }
+
   void outputs() {
     const std::vector<double> shift = random_values(c.batch_heads() * c.m);
     const std::vector<double> result = random_values(c.batch_heads() * c.m * c.d);
@@ -316,7 +437,7 @@ struct Check {
     const std::vector<double> shift_in = pad_m(shift), result_in = pad_md(result);
     const std::vector<double> start_in = pad(start, 1, c.d, 1, c.channels());
     std::vector<S> out(tokens.size(), -1);
-    run(device::output_kernel<Metric, Tokens, S, double>, device::Rows::kernel(c.m, c.d),
+    run(passes::output_kernel<Metric, Tokens, S, double>, passes::Rows::kernel(c.m, c.d),
         c.whitened ? shift_in.data() : nullptr, result_in.data(),
         c.whitened ? start_in.data() : nullptr, out.data());
     const Duals all = constant(tokens), landmarks = constant(marks);
@@ -357,9 +478,9 @@ struct Check {
     const std::vector<double> form_in = pad_mm(form), mean_in = pad(mean_grad, 1, c.d, 1, w);
     std::vector<S> dk(tokens.size(), -1), dv(tokens.size(), -1);
     std::vector<double> sums(blocks * size);
-    run(device::key_gradients_kernel<Metric, Tokens, S, double>,
-        device::Rows::key_gradients(c.m, c.d),
-        device::KeyMatrices<double>{dmixed_in.data(), transposed_in.data(),
+    run(passes::key_gradients_kernel<Metric, Tokens, S, double>,
+        passes::Rows::key_gradients(c.m, c.d),
+        passes::KeyMatrices<double>{dmixed_in.data(), transposed_in.data(),
                                     c.whitened ? form_in.data() : nullptr,
                                     c.whitened ? mean_in.data() : nullptr, eps},
         dk.data(), dv.data(), sums.data());
@@ -423,10 +544,10 @@ struct Check {
     const std::vector<double> mean_in = pad_m(mean), form_in = pad_mm(form);
     std::vector<S> dq(tokens.size(), -1);
     std::vector<double> sums(blocks * size);
-    const device::QueryMatrices<double> plain{result_in.data(), nullptr, nullptr, nullptr};
-    run(device::query_gradients_kernel<Metric, Tokens, S, double>,
-        device::Rows::query_gradients(c.m, c.d),
-        c.whitened ? device::QueryMatrices<double>{result_in.data(), dmean_in.data(),
+    const passes::QueryMatrices<double> plain{result_in.data(), nullptr, nullptr, nullptr};
+    run(passes::query_gradients_kernel<Metric, Tokens, S, double>,
+        passes::Rows::query_gradients(c.m, c.d),
+        c.whitened ? passes::QueryMatrices<double>{result_in.data(), dmean_in.data(),
                                                    form_in.data(), mean_in.data()}
                    : plain,
         dq.data(), sums.data());
@@ -471,13 +592,14 @@ struct Check {
 
   void all(const char* name) {
     bound = sizeof(S) == sizeof(double) ? 1e-12 : 1e-6;  // of rounding the results to S
+    preparations();
     moments();
     mix(false);
     mix(true);
     outputs();
     key_gradients();
     query_gradients();
-    std::printf("%s (%d, %d, %d, %d, %d), %d %s pairs, %s, tiles of %d in %s memory: six passes\n",
+    std::printf("%s (%d, %d, %d, %d, %d), %d %s pairs, %s, tiles of %d in %s memory: all passes\n",
                 name, int(c.batch), int(c.heads), int(c.tokens), int(c.m), int(c.d), int(c.pairs),
                 c.adjacent ? "adjacent" : "half", c.whitened ? "whitened" : "plain", Tokens,
                 shared ? "shared" : "global");
@@ -487,7 +609,7 @@ struct Check {
 // `few` as argument: one case of each kernel, as ThreadSanitizer is slow.
 int main(int count, char** arguments) {
   const bool few = count > 1 && std::string(arguments[1]) == "few";
-  constexpr int tokens = device::kTokens, fewer = device::kFewTokens;
+  constexpr int tokens = passes::kTokens, fewer = passes::kFewTokens;
   // Two parts. The last one is short, and so is its last tile.
   Check<Laplacian, tokens, double>({1, 2, 150, 9, 6, 2, false, true, true}).all("laplacian");
   Check<Gaussian, fewer, double>({2, 1, 37, 5, 4, 2, true, true, true}, false).all("gaussian");

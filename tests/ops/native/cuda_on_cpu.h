@@ -51,7 +51,12 @@ inline Barrier barrier, warp_barriers[32];
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __launch_bounds__(...)
 #define __syncthreads() barrier.wait()
+#define __threadfence()  // blocks run one after the other
 #define MMLAPLACE_INLINE static inline
+
+inline int atomicAdd(int* target, int value) {
+  return __atomic_fetch_add(target, value, __ATOMIC_RELAXED);
+}
 
 // Copies in the background of a GPU are done at once. They demand alignment as a GPU does.
 inline void __pipeline_memcpy_async(void* to, const void* from, std::size_t bytes) {
@@ -204,12 +209,15 @@ inline float sum_of_halves(unsigned pair) {
 
 #define MMLAPLACE_SHARED_MEMORY(name) unsigned char* name = dynamic_shared_memory
 
+inline bool last_block_first = false;  // a GPU promises no order
+
 // kernel<<<blocks, threads>>>(arguments...)
 template <class Kernel, class... Arguments>
 void launch(Kernel kernel, unsigned int blocks, unsigned int threads, Arguments... arguments) {
   gridDim.x = blocks;
   blockDim.x = threads;
-  for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
+  for (unsigned int block = 0; block < blocks; ++block) {
+    blockIdx.x = last_block_first ? blocks - 1 - block : block;
     barrier.reset(static_cast<int>(threads));
     for (unsigned int first = 0; first < threads; first += 32) {
       warp_barriers[first / 32].reset(static_cast<int>(std::min(32u, threads - first)));

@@ -43,7 +43,7 @@ void check(int64_t batch, int64_t heads, int64_t height, int64_t width, int d, i
     const double angle = angles[2 * i];
     angles[2 * i] = std::cos(angle), angles[2 * i + 1] = std::sin(angle);
   }
-  const device::Turns<double> turns{angles.data(), pairs, adjacent};
+  const device::Turns<double> turns{angles.data(), 1, 2, 2 * pairs, pairs, adjacent};
   std::vector<double> means(grads.size(), -1), shares(rows + columns, -1), dk(k.size(), -1);
   launch(device::pool_kernel<double, double>, slices * cells, device::kThreads, map, k.data(),
          strides, turns, means.data());

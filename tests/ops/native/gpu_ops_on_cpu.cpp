@@ -13,14 +13,14 @@ using std::sqrt;
 #define __launch_bounds__(...)
 
 #include "../../../ops/linear_attention/linear_attention_passes.h"
-#include "../../../ops/nystrom_attention/nystrom_attention_passes.h"
-#include "../../../ops/pooled_landmarks/pooled_landmarks_passes.h"
+#include "../../../ops/nystrom_attention/landmark_attention.h"
 
 namespace mmlaplace {
 namespace {
 
 int64_t shared_memory = sizeof(dynamic_shared_memory);
-bool tensor_cores = false;
+int64_t launches = 0;
+bool tensor_cores = false, running = true;
 
 struct Cpu {
   explicit Cpu(const Tensor&) {}
@@ -33,12 +33,17 @@ struct Cpu {
   void launch(const char*, Kernel kernel, int64_t blocks, int threads, int64_t bytes,
               Arguments... arguments) const {
     MMLAPLACE_CHECK(bytes <= mmlaplace::shared_memory, "shared memory of ", bytes, " bytes");
-    ::launch(kernel, static_cast<unsigned int>(blocks), threads, arguments...);
+    ++launches;
+    if (running) ::launch(kernel, static_cast<unsigned int>(blocks), threads, arguments...);
   }
 };
 
 void set_shared_memory(int64_t bytes) { shared_memory = bytes; }
 void set_tensor_cores(bool wanted) { tensor_cores = wanted; }
+// Whether kernels run, or are counted alone.
+void set_running(bool wanted) { running = wanted; }
+void set_last_block_first(bool wanted) { last_block_first = wanted; }
+int64_t launches_so_far() { return launches; }
 
 }  // namespace
 }  // namespace mmlaplace
@@ -48,6 +53,9 @@ MMLAPLACE_NAMESPACE(mmlaplace_gpu_on_cpu);
 MMLAPLACE_LIBRARY_FRAGMENT(mmlaplace_gpu_on_cpu, library) {
   library.def("set_shared_memory(int bytes) -> ()");
   library.def("set_tensor_cores(bool wanted) -> ()");
+  library.def("set_running(bool wanted) -> ()");
+  library.def("set_last_block_first(bool wanted) -> ()");
+  library.def("launches_so_far() -> int");
   library.def(
       "nystrom_attention(Tensor q, Tensor k, Tensor v, Tensor landmarks, Tensor inverse, Tensor "
       "scale, Tensor? rotary, str kernel, float bandwidth, float? whitening_eps, str rotary_form) "
@@ -59,6 +67,10 @@ MMLAPLACE_LIBRARY_FRAGMENT(mmlaplace_gpu_on_cpu, library) {
       "str kernel, float bandwidth, float? whitening_eps, str rotary_form) -> (Tensor, Tensor, "
       "Tensor, "
       "Tensor, Tensor, Tensor)");
+  library.def(
+      "_landmark_attention(Tensor q, Tensor k, Tensor v, Tensor? gamma, Tensor? rotary, str "
+      "rotary_form, int height, int width, int? rows, int? columns, int? ratio, str kernel, float "
+      "bandwidth, float ridge, float? whitening_eps) -> Tensor");
   library.def(
       "pooled_landmarks(Tensor k, Tensor? rotary, str rotary_form, int height, int width, int? "
       "rows, int? columns, int? ratio) -> Tensor");
@@ -77,7 +89,12 @@ MMLAPLACE_LIBRARY_FRAGMENT(mmlaplace_gpu_on_cpu, library) {
 MMLAPLACE_LIBRARY_IMPL(mmlaplace_gpu_on_cpu, CompositeExplicitAutograd, library) {
   library.impl("set_shared_memory", MMLAPLACE_KERNEL(mmlaplace::set_shared_memory));
   library.impl("set_tensor_cores", MMLAPLACE_KERNEL(mmlaplace::set_tensor_cores));
+  library.impl("set_running", MMLAPLACE_KERNEL(mmlaplace::set_running));
+  library.impl("set_last_block_first", MMLAPLACE_KERNEL(mmlaplace::set_last_block_first));
+  library.impl("launches_so_far", MMLAPLACE_KERNEL(mmlaplace::launches_so_far));
   library.impl("nystrom_attention", MMLAPLACE_KERNEL(mmlaplace::nystrom::forward<mmlaplace::Cpu>));
+  library.impl("_landmark_attention",
+               MMLAPLACE_KERNEL(mmlaplace::nystrom::landmark_attention<mmlaplace::Cpu>));
   library.impl("_nystrom_attention_backward",
                MMLAPLACE_KERNEL(mmlaplace::nystrom::backward<mmlaplace::Cpu>));
   library.impl("pooled_landmarks", MMLAPLACE_KERNEL(mmlaplace::pooled::forward<mmlaplace::Cpu>));
