@@ -26,6 +26,8 @@ TOLERANCE = 1e-4
 # So that no box of RetinaNet is without area, which mmdet 3 leaves out, and the cascade finds some.
 GAINS = {'bbox_head.retina_reg.weight': 0.25}
 GAINS.update({f'roi_head.bbox_head.{i}.fc_cls.weight': 8 for i in range(3)})
+# So that the scores of SSD differ.
+GAINS.update({f'ssd_heads.{i}.loc_cls_layer.pw_conv.block.conv.weight': 4 for i in range(5)})
 SIDES = (150, 210)  # of the image, which 32 does not divide
 
 
@@ -166,6 +168,7 @@ def slim(part):
             slim(value)
 
 
+MOBILEVITV2 = narrow((64, 128, 192, 256), (1, 2, 4, 3), (1, 2, 3, 4), (2,) * 4)
 # A config, and the narrower backbone.
 MODELS_OF = {
     'ravlt_mask_rcnn': (
@@ -202,7 +205,19 @@ MODELS_OF = {
     ),
     'mobilevitv2_deeplabv3': (
         'segmentation/mobilevitv2/mobilevitv2-050_deeplabv3_4xb4-152k_ade20k-512x512',
-        narrow((64, 128, 192, 256), (1, 2, 4, 3), (1, 2, 3, 4), (2,) * 4),
+        MOBILEVITV2,
+    ),
+    'mobilevitv2_deeplabv3_voc': (
+        'segmentation/mobilevitv2/mobilevitv2-050_deeplabv3_4xb32-4k_voc12aug-512x512',
+        MOBILEVITV2,
+    ),
+    'mobilevitv2_pspnet': (
+        'segmentation/mobilevitv2/mobilevitv2-050_pspnet_4xb32-4k_voc12aug-512x512',
+        MOBILEVITV2,
+    ),
+    'mobilevitv2_ssd': (
+        'detection/mobilevitv2/ssdlite_mobilevitv2-050_4xb32-200e_coco',
+        MOBILEVITV2,
     ),
 }
 
@@ -222,6 +237,8 @@ def outputs(name, path, swapped=()):
     first.in_channels = dims[-len(cfg.model.backbone.get('out_indices', dims)) :]
     if isinstance(first.get('in_index'), int):
         first.in_channels = dims[first.in_index]
+    if first.type == 'PyramidPoolingNeck':
+        first.in_channels, cfg.model.decode_head.in_channels = dims[-1], 2 * dims[-1]
     if 'auxiliary_head' in cfg.model:
         cfg.model.auxiliary_head.in_channels = dims[2]
     task = config.split('/')[0]
@@ -238,7 +255,8 @@ def outputs(name, path, swapped=()):
     torch.save(dict(meta=dict(epoch=12, CLASSES=('a', 'b')), state_dict=weights), path)
     load_weights(model, path)
     steps = [step for step in cfg.test_pipeline if step.type != 'LoadAnnotations']
-    steps[1].scale = SIDES[::-1]  # the authors' pipelines have no other step that changes pixels
+    if name != 'mobilevitv2_ssd':  # whose anchors are for one size
+        steps[1].scale = SIDES[::-1]  # no other step of the authors' pipelines changes pixels
     cfg.test_dataloader.dataset.pipeline = cfg.test_pipeline = steps
     model.cfg = cfg
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
@@ -285,6 +303,8 @@ def test_converted_models_give_the_authors_outputs(name, tmp_path):
     ('xcit_fpn', ('neck.lateral_convs.1.', 'neck.lateral_convs.2.')),
     ('mobilevitv2_deeplabv3',
      ('seg_head.aspp.aspp_layer.convs.1.', 'seg_head.aspp.aspp_layer.convs.2.')),
+    ('mobilevitv2_pspnet',
+     ('seg_head.psp_layer.psp_branches.0.', 'seg_head.psp_layer.psp_branches.3.')),
     ('efficientvit_b', ('head.middle.op_list.0.', 'head.middle.op_list.2.')),
 ])  # fmt: skip
 def test_tensors_of_one_shape_in_each_others_place_are_seen(name, swapped, tmp_path):
