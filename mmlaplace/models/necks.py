@@ -21,6 +21,15 @@ __all__ = [
 ]
 
 
+def check_maps(maps: Sequence[Tensor], count: int) -> None:
+    """Raise a ValueError for another number of maps than ``in_channels`` has."""
+    if len(maps) != count:
+        raise ValueError(
+            f'in_channels has {count} maps, got {len(maps)}; set out_indices of the backbone, '
+            f'{tuple(range(4 - count, 4))} for the last stages'
+        )
+
+
 @MODELS.register_module()
 class ConvPoolingNeck(BaseModule):
     """A 1 x 1 convolution, a norm and an activation, then the mean over the map.
@@ -172,11 +181,7 @@ class EfficientViTSegNeck(BaseModule):
         Raises:
             ValueError: For another number of maps than ``in_channels`` has.
         """
-        if len(maps) != len(self.laterals):
-            raise ValueError(
-                f'in_channels has {len(self.laterals)} maps, got {len(maps)}; set out_indices of '
-                'the backbone, (1, 2, 3) for the last three stages'
-            )
+        check_maps(maps, len(self.laterals))
         x, *coarser = (lateral(each) for lateral, each in zip(self.laterals, maps))
         for each in coarser:
             x = x + F.interpolate(each, x.shape[-2:], mode='bicubic')
@@ -247,7 +252,7 @@ class SSDLiteNeck(BaseModule):
     channels. A depthwise convolution of stride 2 and such a 1 x 1 convolution make each further
     level of the one before it, and a 1 x 1 convolution and a ReLU the last one, of its mean. Behind
     the levels but the last is a depthwise convolution with a norm, which boxes and classes share.
-    mmdet's ``SSDNeck`` has other convolutions. :class:`~mmlaplace.models.ssd.SSDLiteHead` follows.
+    mmdet's ``SSDNeck`` has other convolutions. ``SSDLiteHead`` of ``mmlaplace.models.ssd`` follows.
 
     Args:
         in_channels: Channels of the two maps, the finer first. The coarser one makes the others.
@@ -299,7 +304,11 @@ class SSDLiteNeck(BaseModule):
         """The levels ``(B, out_channels[i], H_i, W_i)`` of maps ``(B, in_channels[i], H_i, W_i)``.
 
         The last is of 1 x 1.
+
+        Raises:
+            ValueError: For another number of maps than ``in_channels`` has.
         """
+        check_maps(maps, len(self.projections))
         levels = [projection(x) for projection, x in zip(self.projections, maps)]
         x = maps[-1]
         for layers in self.extra_layers:

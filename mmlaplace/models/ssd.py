@@ -38,7 +38,7 @@ class SSDLiteAnchors(SSDAnchorGenerator):
 
 @MODELS.register_module()
 class SSDLiteHead(SSDHead):
-    """mmdet's ``SSDHead`` with linears alone, behind :class:`~mmlaplace.models.SSDLiteNeck`.
+    """mmdet's ``SSDHead`` with linears alone, behind :class:`~mmlaplace.models.necks.SSDLiteNeck`.
 
     Boxes end at the edges of the image after the NMS, not before it: give the box coder
     ``clip_border=False``. Arguments are those of mmdet's head.

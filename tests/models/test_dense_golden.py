@@ -330,9 +330,11 @@ def test_stages_of_mobilevitv2_that_are_dilated_keep_the_size_of_the_map():
         MODELS.build(dict(type='MobileViTv2', output_stride=4))
 
 
-def test_the_neck_of_efficientvit_takes_as_many_maps_as_it_has_convolutions():
-    neck = MODELS.build(
-        dict(type='EfficientViTSegNeck', in_channels=[8, 8], channels=8, num_blocks=1)
-    )
-    with pytest.raises(ValueError, match='in_channels has 2 maps, got 1; set out_indices'):
+@pytest.mark.parametrize('options', [
+    dict(type='EfficientViTSegNeck', channels=8, num_blocks=1),
+    dict(type='SSDLiteNeck'),
+])  # fmt: skip
+def test_a_neck_takes_as_many_maps_as_it_has_convolutions(options):
+    neck = MODELS.build(dict(options, in_channels=[8, 8]))
+    with pytest.raises(ValueError, match=r'has 2 maps, got 1; set out_indices .*, \(2, 3\) for'):
         neck([torch.zeros(1, 8, 4, 4)])
