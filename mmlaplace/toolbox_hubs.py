@@ -82,7 +82,7 @@ def add_to_inferencers(base: Any) -> None:
 
 
 # By module, what to do with it after it has run.
-AFTER: Dict[str, Callable[[Any], None]] = {
+AFTER: Dict[str, Callable[[Any], Any]] = {
     'mmpretrain.apis.model': lambda module: register(module.ModelHub),
     'mmengine.infer.infer': lambda module: add_to_inferencers(module.BaseInferencer),
     'mmdet.models': lambda module: import_module('mmlaplace.models.ssd'),  # registers a head

@@ -224,9 +224,9 @@ class PyramidPoolingNeck(BaseModule):
     ) -> None:
         super().__init__(init_cfg)
         self.pool_sizes = pool_sizes
-        channels, layers = in_channels // len(pool_sizes), dict(norm_cfg=norm_cfg or BATCH_NORM)
+        channels, norm = in_channels // len(pool_sizes), norm_cfg or BATCH_NORM
         self.branches = ModuleList(
-            ConvLayer(in_channels, channels, act_cfg=RELU, **layers) for _ in pool_sizes
+            ConvLayer(in_channels, channels, norm_cfg=norm, act_cfg=RELU) for _ in pool_sizes
         )
 
     def forward(self, maps: Sequence[Tensor]) -> Tuple[Tensor, ...]:
