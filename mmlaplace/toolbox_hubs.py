@@ -6,6 +6,7 @@ mmpretrain's hub, and mmengine's inferencer, when both packages have been import
 
 import sys
 import warnings
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -81,9 +82,10 @@ def add_to_inferencers(base: Any) -> None:
 
 
 # By module, what to do with it after it has run.
-AFTER: Dict[str, Callable[[Any], None]] = {
+AFTER: Dict[str, Callable[[Any], Any]] = {
     'mmpretrain.apis.model': lambda module: register(module.ModelHub),
     'mmengine.infer.infer': lambda module: add_to_inferencers(module.BaseInferencer),
+    'mmdet.models': lambda module: import_module('mmlaplace.models.ssd'),  # registers a head
 }
 
 

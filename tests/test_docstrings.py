@@ -17,6 +17,9 @@ from mmlaplace.models import BaseAttention, PyramidBackbone, layers
 
 SECTIONS = r'Args|Returns|Raises|Attributes|Source|Examples?|Note|Yields'
 
+# What modules with these starts of names import, and the library does without.
+NEEDS = {'mmlaplace.timm': 'timm', 'mmlaplace.models.ssd': 'mmdet'}
+
 
 def public() -> dict:
     """Functions and classes of the library that a user can name, by their full name."""
@@ -25,7 +28,8 @@ def public() -> dict:
         last = module.name.split('.')[-1]
         if last.startswith('_C') or last == '__main__':  # the compiled ops, and a program
             continue
-        if module.name.startswith('mmlaplace.timm') and importlib.util.find_spec('timm') is None:
+        needs = [need for start, need in NEEDS.items() if module.name.startswith(start)]
+        if not all(map(importlib.util.find_spec, needs)):
             continue
         for name, value in vars(importlib.import_module(module.name)).items():
             if name.startswith('_') or getattr(value, '__module__', None) != module.name:

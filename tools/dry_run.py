@@ -1,8 +1,8 @@
 """Run configs for a few training iterations and one validation, on stand-in data.
 
 A config runs as it is written: its model, pipelines, augmentation, optimiser, hooks and evaluators.
-The dry run changes the data (a few images in the layouts of ImageNet, COCO, ADE20K and Cityscapes;
-other data, such as your own, stay), the number of iterations (two) and the batch (two images;
+The dry run changes the data (a few images in the layouts of ImageNet, COCO, ADE20K, Cityscapes and
+VOC; other data, such as your own, stay), the number of iterations (two) and the batch (two images;
 UPerNet needs two). It downloads no weights, and loads images without worker processes. A strategy
 for several GPUs (FSDP, DeepSpeed) is left out, and the table says so. Each config has a process of
 its own. A config that has passed is not repeated until it changes, or other --iterations or another
@@ -48,7 +48,8 @@ from mmlaplace.commands.script_runs import import_first, run_script
 
 ROOT = Path(__file__).resolve().parents[1]
 TASKS = ('classification', 'detection', 'segmentation')
-LAYOUTS = ('imagenet', 'coco', 'ade', 'cityscapes')  # in data/, of make_stand_in_datasets.py
+# In data/, of make_stand_in_datasets.py.
+LAYOUTS = ('imagenet', 'coco', 'ade', 'cityscapes', 'VOCdevkit')
 
 
 def full_size_configs(task: str) -> List[Path]:

@@ -15,7 +15,7 @@ Target = Union[None, str, Tuple[str, Change], List[Tuple[str, Change]]]
 Rows = Mapping[str, Target]
 NUMBER = re.compile(r'\{(\w)\}')
 # Starts of names outside of a backbone.
-OUTSIDE = ('neck.', 'head.', 'decode_head.', 'auxiliary_head.')
+OUTSIDE = ('neck.', 'head.', 'decode_head.', 'auxiliary_head.', 'bbox_head.')
 
 
 class Move(NamedTuple):
@@ -34,10 +34,10 @@ class NameTable:
         rows: For the start of a name of the authors, the start of the name here. A start that ends
             without a dot is a whole name. ``{i}`` and ``{j}`` are numbers, and in a name here
             ``{i-1}`` is one less. Of the starts that fit, the one with the most letters holds.
-            Names here are those in a backbone, or begin with ``neck.``, ``head.``, ``decode_head.``
-            or ``auxiliary_head.``. Instead of a name, there may be a pair of a name and a function
-            that changes the tensor, a list of such pairs, or None for a tensor that the models here
-            do not have. Tensors with one new name are concatenated in the order of the rows.
+            Names here are those in a backbone, or begin with one of ``OUTSIDE``. Instead of a name,
+            there may be a pair of a name and a function that changes the tensor, a list of such
+            pairs, or None for a tensor that the models here do not have. Tensors with one new name
+            are concatenated in the order of the rows.
         identifying: Names of tensors that every checkpoint with these names has, and no other kind.
             Default: ().
         means: Starts of names here whose tensors are not concatenated, but averaged. Default: ().

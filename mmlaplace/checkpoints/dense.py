@@ -80,6 +80,7 @@ DATA_SETS = {
     'coco': 'mmdet.CocoDataset',
     'ade20k': 'mmseg.ADE20KDataset',
     'cityscapes': 'mmseg.CityscapesDataset',
+    'voc12aug': 'mmseg.PascalVOCDataset',
 }
 # The first that starts a name of a file tells its kind. Where the authors have their own toolbox,
 # there are their start and ours. The configs of a kind have its word.
@@ -96,8 +97,8 @@ KINDS = (
     ('bbox_head.transformer.', 'DETR', ''),
     (('neck.laterals.', 'head.output_ops.'), 'SegHead', 'seghead'),
     (('decode_head.aspp_modules.', 'seg_head.aspp.'), 'DeepLabv3', 'deeplabv3'),
-    ('seg_head.psp_layer.', 'PSPNet of CVNets', ''),
-    ('ssd_heads.', 'SSD of CVNets', ''),
+    (('neck.branches.', 'seg_head.psp_layer.'), 'PSPNet', 'pspnet'),
+    (('neck.extra_layers.', 'ssd_heads.'), 'SSD', 'ssdlite'),
     ('decode_head.psp_modules.', 'UPerNet', 'upernet'),
     ('decode_head.scale_heads.', 'Semantic FPN', 'fpn'),
     ('head.fc.', 'classifier', ''),
@@ -110,7 +111,7 @@ OPENMMLAB = ('.attn.w_msa.', '.attn.attn.in_proj_')
 # Tensors with a row for each class, or several.
 CLASSES = (
     'roi_head.mask_head.conv_logits.weight', 'roi_head.mask_head.0.conv_logits.weight',
-    'decode_head.conv_seg.weight', 'bbox_head.retina_cls.weight',
+    'decode_head.conv_seg.weight', 'bbox_head.retina_cls.weight', 'bbox_head.cls_convs.0.weight',
 )  # fmt: skip
 
 

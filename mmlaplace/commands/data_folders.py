@@ -8,7 +8,7 @@ from mmengine.config import Config
 # Tasks of Long Range Arena whose data this project generates.
 GENERATED = ('listops', 'pathfinder')
 # Data sets that are downloaded.
-PUBLIC = ('data/imagenet', 'data/coco', 'data/ade', 'data/cityscapes')
+PUBLIC = ('data/imagenet', 'data/coco', 'data/ade', 'data/cityscapes', 'data/VOCdevkit')
 
 
 def missing_folder(cfg: Config, split: str) -> str:
@@ -26,8 +26,8 @@ def missing_folder(cfg: Config, split: str) -> str:
         'data/of_nobody is missing; check data_root; docs/tutorials/own_config.md shows its layout'
     """
     dataset = (cfg.get(f'{split}_dataloader') or {}).get('dataset') or {}
-    while 'dataset' in dataset:
-        dataset = dataset['dataset']
+    while inner := dataset.get('dataset') or dataset.get('datasets', [None])[0]:
+        dataset = inner
     root = dataset.get('data_root') or ''
     if not root or '://' in root or Path(root).is_dir():
         return ''

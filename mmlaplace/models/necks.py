@@ -2,6 +2,7 @@
 
 from typing import Optional, Sequence, Tuple
 
+import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from mmengine.model import BaseModule, ModuleList, Sequential
@@ -9,9 +10,24 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from .layers.build import build_activation, build_map_norm
-from .layers.conv_layers import BATCH_NORM, H_SWISH, ConvLayer, convolutions
+from .layers.conv_layers import BATCH_NORM, H_SWISH, RELU, ConvLayer, convolutions
 
-__all__ = ['ConvPoolingNeck', 'EfficientViTNeck', 'EfficientViTSegNeck']
+__all__ = [
+    'ConvPoolingNeck',
+    'EfficientViTNeck',
+    'EfficientViTSegNeck',
+    'PyramidPoolingNeck',
+    'SSDLiteNeck',
+]
+
+
+def check_maps(maps: Sequence[Tensor], count: int) -> None:
+    """Raise a ValueError for another number of maps than ``in_channels`` has."""
+    if len(maps) != count:
+        raise ValueError(
+            f'in_channels has {count} maps, got {len(maps)}; set out_indices of the backbone, '
+            f'{tuple(range(4 - count, 4))} for the last stages'
+        )
 
 
 @MODELS.register_module()
@@ -165,14 +181,138 @@ class EfficientViTSegNeck(BaseModule):
         Raises:
             ValueError: For another number of maps than ``in_channels`` has.
         """
-        if len(maps) != len(self.laterals):
-            raise ValueError(
-                f'in_channels has {len(self.laterals)} maps, got {len(maps)}; set out_indices of '
-                'the backbone, (1, 2, 3) for the last three stages'
-            )
+        check_maps(maps, len(self.laterals))
         x, *coarser = (lateral(each) for lateral, each in zip(self.laterals, maps))
         for each in coarser:
             x = x + F.interpolate(each, x.shape[-2:], mode='bicubic')
         for block in self.blocks:
             x = x + block(x)  # (B, C, H, W)
         return (self.expand(x),)
+
+
+@MODELS.register_module()
+class PyramidPoolingNeck(BaseModule):
+    """The last map, and its means over grids of several sizes, enlarged to its size, as one map.
+
+    Each branch has adaptive average pooling to ``size x size``, a 1 x 1 convolution to ``1 / L`` of
+    the channels for L sizes, a norm and a ReLU. Unlike mmseg's ``PSPHead``, whose branches are as
+    wide as its output, it leaves the convolution behind it to a head, such as ``FCNHead`` of
+    ``2 * in_channels``. The other maps are passed on.
+
+    Args:
+        in_channels: Channels C of the last map.
+        pool_sizes: Sides of the L grids. Default: (1, 2, 3, 6).
+        norm_cfg: Config of the norms. Default: ``dict(type='BN')``.
+        init_cfg: As in mmengine. Default: None, that of PyTorch.
+
+    Source: PSPNet (arXiv 1612.01105), with the widths of MobileViTv2 (arXiv 2206.02680).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import PyramidPoolingNeck
+        >>> maps = torch.randn(2, 32, 24, 32), torch.randn(2, 64, 12, 16)
+        >>> [tuple(x.shape) for x in PyramidPoolingNeck(64)(maps)]
+        [(2, 32, 24, 32), (2, 128, 12, 16)]
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        pool_sizes: Sequence[int] = (1, 2, 3, 6),
+        norm_cfg: Optional[dict] = None,
+        init_cfg: Optional[dict] = None,
+    ) -> None:
+        super().__init__(init_cfg)
+        self.pool_sizes = pool_sizes
+        channels, norm = in_channels // len(pool_sizes), norm_cfg or BATCH_NORM
+        self.branches = ModuleList(
+            ConvLayer(in_channels, channels, norm_cfg=norm, act_cfg=RELU) for _ in pool_sizes
+        )
+
+    def forward(self, maps: Sequence[Tensor]) -> Tuple[Tensor, ...]:
+        """The maps, of which the last ``(B, C, H, W)`` becomes ``(B, C + L * (C // L), H, W)``."""
+        *others, x = maps
+        pooled = [
+            F.interpolate(
+                branch(F.adaptive_avg_pool2d(x, size)),
+                x.shape[-2:],
+                mode='bilinear',
+                align_corners=True,
+            )
+            for branch, size in zip(self.branches, self.pool_sizes)
+        ]
+        return (*others, torch.cat([x, *pooled], dim=1))
+
+
+@MODELS.register_module()
+class SSDLiteNeck(BaseModule):
+    """The maps of SSD's levels, of two maps of a backbone: all but the last linears of the head.
+
+    Two levels are a map each, by a 1 x 1 convolution with a norm and a ReLU where it has other
+    channels. A depthwise convolution of stride 2 and such a 1 x 1 convolution make each further
+    level of the one before it, and a 1 x 1 convolution and a ReLU the last one, of its mean. Behind
+    the levels but the last is a depthwise convolution with a norm, which boxes and classes share.
+    mmdet's ``SSDNeck`` has other convolutions. ``SSDLiteHead`` of ``mmlaplace.models.ssd`` follows.
+
+    Args:
+        in_channels: Channels of the two maps, the finer first. The coarser one makes the others.
+        out_channels: Channels of the levels. Default: (512, 256, 256, 128, 128, 64).
+        norm_cfg: Config of the norms. Default: ``dict(type='BN')``.
+        init_cfg: As in mmengine. Default: uniform Xavier convolutions.
+
+    Source: CVNets (arXiv 2206.02002), with the widths of MobileViTv2 (arXiv 2206.02680).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import SSDLiteNeck
+        >>> maps = torch.randn(2, 32, 20, 20), torch.randn(2, 64, 10, 10)
+        >>> [tuple(x.shape[1:]) for x in SSDLiteNeck((32, 64), (16, 16, 16, 8))(maps)]
+        [(16, 20, 20), (16, 10, 10), (16, 5, 5), (8, 1, 1)]
+    """
+
+    def __init__(
+        self,
+        in_channels: Sequence[int],
+        out_channels: Sequence[int] = (512, 256, 256, 128, 128, 64),
+        norm_cfg: Optional[dict] = None,
+        init_cfg: Optional[dict] = None,
+    ) -> None:
+        super().__init__(init_cfg or dict(type='Xavier', layer='Conv2d', distribution='uniform'))
+        norm = norm_cfg or BATCH_NORM
+
+        def depthwise(dims: int, stride: int = 1) -> ConvLayer:
+            return ConvLayer(dims, dims, 3, stride, groups=dims, norm_cfg=norm)
+
+        def pointwise(inputs: int, outputs: int) -> ConvLayer:
+            return ConvLayer(inputs, outputs, norm_cfg=norm, act_cfg=RELU)
+
+        self.projections = ModuleList(
+            nn.Identity() if inputs == outputs else pointwise(inputs, outputs)
+            for inputs, outputs in zip(in_channels, out_channels)
+        )
+        *middle, last = out_channels[len(in_channels) :]
+        self.extra_layers, dims = ModuleList(), in_channels[-1]
+        for channels in middle:
+            layers = Sequential(depthwise(dims, stride=2), pointwise(dims, channels))
+            self.extra_layers.append(layers)
+            dims = channels
+        linear = nn.Conv2d(dims, last, 1, bias=False)
+        self.extra_layers.append(Sequential(nn.AdaptiveAvgPool2d(1), linear, nn.ReLU()))
+        self.depthwise = ModuleList(map(depthwise, out_channels[:-1]))
+
+    def forward(self, maps: Sequence[Tensor]) -> Tuple[Tensor, ...]:
+        """The levels ``(B, out_channels[i], H_i, W_i)`` of maps ``(B, in_channels[i], H_i, W_i)``.
+
+        The last is of 1 x 1.
+
+        Raises:
+            ValueError: For another number of maps than ``in_channels`` has.
+        """
+        check_maps(maps, len(self.projections))
+        levels = [projection(x) for projection, x in zip(self.projections, maps)]
+        x = maps[-1]
+        for layers in self.extra_layers:
+            x = layers(x)
+            levels.append(x)
+        *levels, last = levels
+        return (*(layer(level) for layer, level in zip(self.depthwise, levels)), last)

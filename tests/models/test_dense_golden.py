@@ -26,6 +26,8 @@ TOLERANCE = 1e-4
 # So that no box of RetinaNet is without area, which mmdet 3 leaves out, and the cascade finds some.
 GAINS = {'bbox_head.retina_reg.weight': 0.25}
 GAINS.update({f'roi_head.bbox_head.{i}.fc_cls.weight': 8 for i in range(3)})
+# So that the scores of SSD differ.
+GAINS.update({f'ssd_heads.{i}.loc_cls_layer.pw_conv.block.conv.weight': 4 for i in range(5)})
 SIDES = (150, 210)  # of the image, which 32 does not divide
 
 
@@ -146,6 +148,7 @@ def slim(part):
             slim(value)
 
 
+MOBILEVITV2 = narrow((64, 128, 192, 256), (1, 2, 4, 3), (1, 2, 3, 4), (2,) * 4)
 # A config, and the narrower backbone.
 MODELS_OF = {
     'ravlt_mask_rcnn': (
@@ -182,7 +185,19 @@ MODELS_OF = {
     ),
     'mobilevitv2_deeplabv3': (
         'segmentation/mobilevitv2/mobilevitv2-050_deeplabv3_4xb4-152k_ade20k-512x512',
-        narrow((64, 128, 192, 256), (1, 2, 4, 3), (1, 2, 3, 4), (2,) * 4),
+        MOBILEVITV2,
+    ),
+    'mobilevitv2_deeplabv3_voc': (
+        'segmentation/mobilevitv2/mobilevitv2-050_deeplabv3_4xb32-4k_voc12aug-512x512',
+        MOBILEVITV2,
+    ),
+    'mobilevitv2_pspnet': (
+        'segmentation/mobilevitv2/mobilevitv2-050_pspnet_4xb32-4k_voc12aug-512x512',
+        MOBILEVITV2,
+    ),
+    'mobilevitv2_ssd': (
+        'detection/mobilevitv2/ssdlite_mobilevitv2-050_4xb32-200e_coco',
+        MOBILEVITV2,
     ),
 }
 
@@ -202,6 +217,8 @@ def outputs(name, path, swapped=()):
     first.in_channels = dims[-len(cfg.model.backbone.get('out_indices', dims)) :]
     if isinstance(first.get('in_index'), int):
         first.in_channels = dims[first.in_index]
+    if first.type == 'PyramidPoolingNeck':
+        first.in_channels, cfg.model.decode_head.in_channels = dims[-1], 2 * dims[-1]
     if 'auxiliary_head' in cfg.model:
         cfg.model.auxiliary_head.in_channels = dims[2]
     task = config.split('/')[0]
@@ -218,7 +235,8 @@ def outputs(name, path, swapped=()):
     torch.save(dict(meta=dict(epoch=12, CLASSES=('a', 'b')), state_dict=weights), path)
     load_weights(model, path)
     steps = [step for step in cfg.test_pipeline if step.type != 'LoadAnnotations']
-    steps[1].scale = SIDES[::-1]  # the authors' pipelines have no other step that changes pixels
+    if name != 'mobilevitv2_ssd':  # whose anchors are for one size
+        steps[1].scale = SIDES[::-1]  # no other step of the authors' pipelines changes pixels
     cfg.test_dataloader.dataset.pipeline = cfg.test_pipeline = steps
     model.cfg = cfg
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
@@ -265,6 +283,8 @@ def test_converted_models_give_the_authors_outputs(name, tmp_path):
     ('xcit_fpn', ('neck.lateral_convs.1.', 'neck.lateral_convs.2.')),
     ('mobilevitv2_deeplabv3',
      ('seg_head.aspp.aspp_layer.convs.1.', 'seg_head.aspp.aspp_layer.convs.2.')),
+    ('mobilevitv2_pspnet',
+     ('seg_head.psp_layer.psp_branches.0.', 'seg_head.psp_layer.psp_branches.3.')),
     ('efficientvit_b', ('head.middle.op_list.0.', 'head.middle.op_list.2.')),
 ])  # fmt: skip
 def test_tensors_of_one_shape_in_each_others_place_are_seen(name, swapped, tmp_path):
@@ -290,9 +310,11 @@ def test_stages_of_mobilevitv2_that_are_dilated_keep_the_size_of_the_map():
         MODELS.build(dict(type='MobileViTv2', output_stride=4))
 
 
-def test_the_neck_of_efficientvit_takes_as_many_maps_as_it_has_convolutions():
-    neck = MODELS.build(
-        dict(type='EfficientViTSegNeck', in_channels=[8, 8], channels=8, num_blocks=1)
-    )
-    with pytest.raises(ValueError, match='in_channels has 2 maps, got 1; set out_indices'):
+@pytest.mark.parametrize('options', [
+    dict(type='EfficientViTSegNeck', channels=8, num_blocks=1),
+    dict(type='SSDLiteNeck'),
+])  # fmt: skip
+def test_a_neck_takes_as_many_maps_as_it_has_convolutions(options):
+    neck = MODELS.build(dict(options, in_channels=[8, 8]))
+    with pytest.raises(ValueError, match=r'has 2 maps, got 1; set out_indices .*, \(2, 3\) for'):
         neck([torch.zeros(1, 8, 4, 4)])

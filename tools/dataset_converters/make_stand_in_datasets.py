@@ -1,4 +1,4 @@
-"""Make data sets of a few images in the layouts of ImageNet, COCO, ADE20K and Cityscapes.
+"""Make data sets of a few images in the layouts of ImageNet, COCO, ADE20K, Cityscapes and VOC.
 
 Full-size configs run on them, to check that their pipelines, models and evaluators work. The data
 are useless for learning: images are photographs with digits, as in the mini data sets, and labels
@@ -8,6 +8,7 @@ are those of the layouts' own classes with the digits' numbers.
   coco         annotations/instances_{train,val}2017.json with 80 classes, {train,val}2017/*.jpg
   ade/ADEChallengeData2016   {images,annotations}/{training,validation}
   cityscapes   {leftImg8bit,gtFine}/{train,val}/<city>, with label ids of training
+  VOCdevkit/VOC2012   JPEGImages, SegmentationClass{,Aug}, ImageSets/Segmentation/*.txt
 
 Example:
   python tools/dataset_converters/make_stand_in_datasets.py --out data/stand_in
@@ -91,11 +92,29 @@ def make_cityscapes(out: Path, scenes: Path) -> None:
             Image.fromarray(found).save(labels / f'{source.stem}_gtFine_labelTrainIds.png')
 
 
+def make_voc(out: Path, scenes: Path) -> None:
+    out = out / 'VOC2012'
+    lists = out / 'ImageSets/Segmentation'
+    lists.mkdir(parents=True)
+    for split, folder in (('train', 'training'), ('val', 'validation')):
+        sources = sorted((scenes / 'images' / folder).glob('*.png'))
+        for source in sources:
+            as_jpeg(source, out / 'JPEGImages' / f'{split}_{source.stem}.jpg')
+            for labels in ('SegmentationClass', 'SegmentationClassAug'):
+                (out / labels).mkdir(exist_ok=True)
+                found = scenes / 'annotations' / folder / source.name
+                shutil.copy(found, out / labels / f'{split}_{source.name}')
+        names = ''.join(f'{split}_{source.stem}\n' for source in sources)
+        for name in ('train', 'aug') if split == 'train' else ('val',):
+            (lists / f'{name}.txt').write_text(names)
+
+
 MAKERS: Dict[str, tuple] = {
     'imagenet': (make_imagenet, make_detection, 'detection'),
     'coco': (make_coco, make_detection, 'detection'),
     'ade': (make_ade, make_segmentation, 'segmentation'),
     'cityscapes': (make_cityscapes, make_segmentation, 'segmentation'),
+    'VOCdevkit': (make_voc, make_segmentation, 'segmentation'),
 }
 
 

@@ -4,13 +4,13 @@ from functools import partial
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch.nn as nn
-import torch.nn.functional as F
 from mmengine.model import BaseModule, Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from ...checkpoints.conversion import NameTable, Rows, Target, within
-from ...checkpoints.dense import dense_models
+from ...checkpoints.cvnets import CONV, deeplabv3, pspnet, ssd
+from ...checkpoints.dense import DenseModel, dense_models
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import linear
 from ..layers import TransformerBlock, map_to_tokens
@@ -209,7 +209,6 @@ class MobileViTv2(PyramidBackbone):
 # By the names of their tables: of the norm of a convolution, of the three convolutions of an
 # inverted residual, and of the parts of a block, a stage's start and a stage's end.
 TIMM_CONV: Rows = {'conv.': 'conv.', 'bn.': 'norm.'}
-AUTHORS_CONV: Rows = {'block.conv.': 'conv.', 'block.norm.': 'norm.'}
 TIMM_BLOCK: Dict[str, Target] = {
     'norm1.': 'norm1.norm.',
     'attn.qkv_proj.': ('attn.qkv.', linear),
@@ -264,7 +263,7 @@ TIMM_ROWS = _rows(
 )  # fmt: skip
 AUTHORS_ROWS = _rows(
     'conv_1.', 'layer_{}.', 1, [f'block.{name}' for name in ('exp_1x1', 'conv_3x3', 'red_1x1')],
-    AUTHORS_CONV,
+    CONV,
 )  # fmt: skip
 for i, depth in enumerate(DEPTHS, 1):
     own = f'stages.{i}.'
@@ -281,7 +280,7 @@ for i, depth in enumerate(DEPTHS, 1):
     )
     AUTHORS_ROWS.update(
         {
-            **within(f'{own}patch_embed.local.', f'{authors}local_rep.0.', AUTHORS_CONV),
+            **within(f'{own}patch_embed.local.', f'{authors}local_rep.0.', CONV),
             f'{authors}local_rep.1.block.conv.': (f'{own}patch_embed.proj.', linear),
             **within(f'{own}blocks.{{j}}.', f'{authors}global_rep.{{j}}.', AUTHORS_BLOCK),
             f'{authors}global_rep.{depth}.': f'{own}norm.norm1.norm.',
@@ -299,29 +298,6 @@ AUTHORS = NameTable(
         'conv_1.block.conv.weight',
         'layer_3.1.global_rep.0.pre_norm_attn.1.qkv_proj.block.conv.weight',
     ),
-)
-
-
-def _projection(value: Tensor, image_size: Tuple[int, int]) -> Tensor:
-    """CVNets' 1 x 1 convolution as mmseg's 3 x 3 one, whose first channels are the mean's."""
-    return F.pad(value.roll(value.shape[1] // 5, 1), [1] * 4)
-
-
-MMCV_CONV: Rows = {'block.conv.': 'conv.', 'block.norm.': 'bn.'}
-ASPP = 'seg_head.aspp.aspp_layer.'
-DEEPLABV3 = NameTable(
-    {
-        **within('', 'encoder.', AUTHORS_ROWS),
-        **within('decode_head.aspp_modules.{j}.', ASPP + 'convs.{j}.', MMCV_CONV),
-        **within('decode_head.image_pool.1.', ASPP + 'convs.4.aspp_pool.conv_1x1.', MMCV_CONV),
-        ASPP + 'project.block.conv.': ('decode_head.bottleneck.conv.', _projection),
-        ASPP + 'project.block.norm.': 'decode_head.bottleneck.bn.',
-        'seg_head.classifier.block.conv.': 'decode_head.conv_seg.',
-        **within('auxiliary_head.convs.0.', 'seg_head.aux_head.0.', MMCV_CONV),
-        'seg_head.aux_head.2.block.conv.': 'auxiliary_head.conv_seg.',
-    },
-    identifying=('encoder.conv_1.block.conv.weight', ASPP + 'project.block.conv.weight'),
-    whole=True,
 )
 
 CVNETS = 'https://docs-assets.developer.apple.com/ml-research/models/cvnets-v2'
@@ -345,15 +321,42 @@ PUBLISHED = {
     for side, at in ((256, ''), (384, '_384'))
 }
 
-DENSE = dense_models(
-    {
-        'mobilevitv2-{}_deeplabv3_4xb4-152k_ade20k-512x512': {
-            f'{width:03}': str(width / 100) for width in range(50, 201, 25)
-        }
-    },
-    'mobilevitv2_{}',
-    DEEPLABV3,
-    CVNETS + '/segmentation/ade20k/mobilevitv2/deeplabv3-mobilevitv2-{}.pt',
-    licence='Apple sample code',
-)
+
+def _dense(
+    config: str, names: NameTable, file: str, widths: Sequence[int]
+) -> Dict[str, DenseModel]:
+    """The detectors or segmentors of these widths in %."""
+    return dense_models(
+        {config: {f'{width:03}': str(width / 100) for width in widths}},
+        'mobilevitv2_{}',
+        names,
+        f'{CVNETS}/{file}-{{}}.pt',
+        licence='Apple sample code',
+    )
+
+
+DEEPLABV3, PSPNET, SSD = (table(AUTHORS_ROWS) for table in (deeplabv3, pspnet, ssd))
+ADE20K, VOC = (f'segmentation/{data}/mobilevitv2' for data in ('ade20k', 'pascalvoc'))
+DENSE = {
+    **_dense(
+        'mobilevitv2-{}_deeplabv3_4xb4-152k_ade20k-512x512', DEEPLABV3,
+        f'{ADE20K}/deeplabv3-mobilevitv2', range(50, 201, 25),
+    ),
+    **_dense(
+        'mobilevitv2-{}_pspnet_4xb4-152k_ade20k-512x512', PSPNET,
+        f'{ADE20K}/pspnet-mobilevitv2', range(50, 176, 25),
+    ),
+    **_dense(
+        'mobilevitv2-{}_deeplabv3_4xb32-4k_voc12aug-512x512', DEEPLABV3,
+        f'{VOC}/deeplabv3-mobilevitv2', (50, 100, 125, 150),
+    ),
+    **_dense(
+        'mobilevitv2-{}_pspnet_4xb32-4k_voc12aug-512x512', PSPNET,
+        f'{VOC}/pspnet-mobilevitv2', range(50, 151, 25),
+    ),
+    **_dense(
+        'ssdlite_mobilevitv2-{}_4xb32-200e_coco', SSD,
+        'detection/mobilevitv2/coco-ssd-mobilevitv2', range(50, 201, 25),
+    ),
+}  # fmt: skip
 FAMILY = Family({MobileViTv2: 'mobilevitv2'}, PUBLISHED, dense=DENSE)

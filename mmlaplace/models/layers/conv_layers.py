@@ -12,6 +12,7 @@ from .feature_map import map_to_tokens, tokens_to_map
 
 BATCH_NORM = dict(type='BN')
 H_SWISH = dict(type='HSwish')
+RELU = dict(type='ReLU')
 
 
 class ConvLayer(BaseModule):

@@ -1,0 +1,22 @@
+_base_ = [
+    '../_base_/models/pspnet_mobilevitv2.py',
+    '../_base_/datasets/ade20k_512x512_bicubic.py',
+    '../_base_/schedules/deeplabv3_152k_bs16_sgd.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    backbone=dict(
+        arch='125',
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://docs-assets.developer.apple.com/ml-research/models/cvnets-v2/'
+            'classification/mobilevitv2/imagenet1k/256x256/mobilevitv2-1.25.pt',
+        ),
+    ),
+    neck=dict(in_channels=640),
+    decode_head=dict(in_channels=1280),
+    auxiliary_head=dict(in_channels=480, channels=128),
+)
+train_dataloader = dict(batch_size=4)
