@@ -1,7 +1,5 @@
 """The model of a file is the right one, or a question. So is the state dict in it."""
 
-import gzip
-import json
 import re
 
 import pytest
@@ -9,7 +7,7 @@ import torch
 from conftest import run_script
 from mmengine.logging import MMLogger
 from mmengine.registry import MODELS
-from test_published import MANIFESTS, TOOL, Classifier, assert_close, draw
+from test_published import TOOL, Classifier, assert_close, draw, shapes_of
 
 from mmlaplace.checkpoints import PUBLISHED, load_weights, read_state_dict
 from mmlaplace.checkpoints.published import by_file_name, fitting, other_options, recognise
@@ -40,15 +38,9 @@ def test_the_name_of_a_file_tells_models_of_the_same_shapes_apart(models, file, 
 
 def small_file(path, released, **containers):
     """The names and shapes of a model's file in state dicts, each of one value."""
-    manifest = json.loads(gzip.decompress(MANIFESTS[released].read_bytes()))
-    shapes = next(iter(manifest.values()))['shapes']
-    torch.save(
-        {
-            key: {name: torch.full(shape, float(value)) for name, shape in shapes.items()}
-            for key, value in containers.items()
-        },
-        path,
-    )
+    shapes = shapes_of(released).items()
+    torch.save({key: {name: torch.full(shape, float(value)) for name, shape in shapes}
+                for key, value in containers.items()}, path)  # fmt: skip
     return path
 
 
@@ -58,10 +50,8 @@ def test_the_tool_asks_for_the_model_or_takes_it_from_the_name(tmp_path, monkeyp
     asked = run_script(TOOL, file)
     assert asked.returncode == 2 and list(tmp_path.iterdir()) == [file]
     assert re.search(r'fits soft_tiny, .* or soft_norm_tiny, .*choose by --model', asked.stderr)
-    for name, options in (
-        ('SOFT_Tiny_norm.pth', []),
-        ('other.pth', ['--model', 'soft_norm_tiny']),
-    ):
+    model = ('--model', 'soft_norm_tiny')
+    for name, options in (('SOFT_Tiny_norm.pth', ()), ('other.pth', model)):
         file = file.rename(tmp_path / name)
         result = run_script(TOOL, file, *options, '--force')
         assert result.returncode == 0, result.stderr
@@ -70,8 +60,8 @@ def test_the_tool_asks_for_the_model_or_takes_it_from_the_name(tmp_path, monkeyp
         assert 'It fits soft_norm_tiny, dict(' in output
         weights = read_state_dict('soft_norm_tiny.pth')
         assert {float(value.mean()) for value in weights.values()} == {2.0}
-    asked = ('--model', 'soft_norm_tiny', '--key', 'state_dict', '--out', 'key.pth')
-    assert run_script(TOOL, file, *asked).returncode == 0
+    asked = ('--key', 'state_dict', '--out', 'key.pth')
+    assert run_script(TOOL, file, *model, *asked).returncode == 0
     assert {float(v.mean()) for v in read_state_dict('key.pth').values()} == {1.0}
     own = run_script(TOOL, 'soft_norm_tiny.pth', '--out', 'again.pth')
     assert own.returncode == 2 and 'are those of mmlaplace already' in own.stderr
@@ -82,13 +72,12 @@ def test_averaged_weights_are_taken_where_the_authors_evaluate_them(tmp_path):
         file = small_file(tmp_path / f'{model}.pth', model, model=1, model_ema=2)
         weights = read_state_dict(file)
         assert {float(value.mean()) for value in weights.values()} == {expected}
-        key = 'model' if expected == 2 else 'model_ema'
+        key, other = ('model', 'model_ema')[:: 1 if expected == 2 else -1]
         assert float(read_state_dict(file, key=key)['norm.bias'][0]) == 3 - expected
         module, log = MODELS.build(PUBLISHED[model].backbone), tmp_path / f'{model}.log'
         MMLogger.get_instance(log.name, log_file=str(log), log_level='INFO')
         load_weights(module, file, key=key)
         assert float(module.norm3.bias[0]) == 3 - expected
-        other = 'model_ema' if key == 'model' else 'model'
         assert f"('{key}' of it, and not '{other}')" in log.read_text()
 
 
@@ -112,10 +101,10 @@ def test_a_module_of_another_models_options_is_told_so_by_the_name_of_the_file(t
     ('base', 'swinv2_base_window8_256.pth', dict(pretrained_windows=(8, 8, 8, 8)), '^$'),
 ])  # fmt: skip
 def test_a_swin_v2_of_shorter_windows_than_its_weights_is_told_so(size, file, options, says):
-    manifest = json.loads(gzip.decompress(MANIFESTS[f'swinv2_{size}_window8_256'].read_bytes()))
     with torch.device('meta'):
         module = MODELS.build(dict(type='SwinV2', arch=size, **options))
-        weights = {k: torch.empty(v) for k, v in next(iter(manifest.values()))['shapes'].items()}
+        shapes = shapes_of(f'swinv2_{size}_window8_256')
+        weights = {name: torch.empty(shape) for name, shape in shapes.items()}
     assert re.search(says, other_options(module, recognise(weights).convert(weights).weights, file))
 
 
