@@ -4,6 +4,7 @@ import functools
 import gc
 import importlib.util
 import io
+import os
 import runpy
 import subprocess
 import sys
@@ -121,7 +122,6 @@ def mini_data(tmp_path_factory, pytestconfig) -> Path:
     return out
 
 
-@functools.cache
 class OnMap(torch.nn.Module):
     """An attention as a model of maps ``(B, C, H, W)``: every pixel is a token."""
 
@@ -131,6 +131,16 @@ class OnMap(torch.nn.Module):
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         return self.attention(image.flatten(2).transpose(1, 2), tuple(image.shape[2:]))
+
+
+class Call:
+    """Pickled as the call of a function."""
+
+    def __init__(self, function, *args) -> None:
+        self.call = (function, args)
+
+    def __reduce__(self) -> tuple:
+        return self.call
 
 
 def load_tool(path: str) -> types.ModuleType:
@@ -161,6 +171,13 @@ def run_script(path: Path, *arguments) -> subprocess.CompletedProcess:
     if isinstance(status, str):  # as Python does with a message
         status, _ = 1, complained.write(status)
     return subprocess.CompletedProcess(command, status, said.getvalue(), complained.getvalue())
+
+
+def run_python(code: str, *arguments, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess:
+    """Run code in a Python of its own."""
+    command = [sys.executable, '-c', code, *map(str, arguments)]
+    environment = {**os.environ, **env}
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
 
 
 @pytest.fixture

@@ -9,17 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, run_python
 
 from mmlaplace import check
 from mmlaplace.ops import _native
-
-
-def run_python(code: str, cwd=ROOT, **env: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, '-c', code],
-        capture_output=True, text=True, cwd=cwd, env={**os.environ, **env},
-    )  # fmt: skip
 
 
 @pytest.fixture(scope='module')
@@ -114,7 +107,7 @@ def test_an_nvcc_of_another_cuda_leaves_the_ops_for_the_cpu(release, gpu, asked,
         'sys.argv = ["setup.py", "--version"]; runpy.run_path("setup.py", run_name="__main__")'
     )
     env = dict(CUDA_HOME=str(tmp_path), **(dict(FORCE_CUDA=asked) if asked else {}))
-    result = run_python(code, cwd=ROOT, **env)
+    result = run_python(code, **env)
     assert bool(result.returncode) == (asked == '1')
     assert re.search(said, result.stderr, re.DOTALL), result.stderr
 

@@ -25,9 +25,8 @@ def read(*names: str) -> str:
 def test_the_files_for_the_site_parse():
     files = [*(ROOT / '.github').rglob('*.yml'), ROOT / 'CITATION.cff']
     assert all(isinstance(yaml.safe_load(file.read_text()), dict) for file in files)
-    assert json.loads(read('.devcontainer/devcontainer.json'))['remoteUser'] in read(
-        'docker/Dockerfile'
-    )
+    container = json.loads(read('.devcontainer/devcontainer.json'))
+    assert container['remoteUser'] in read('docker/Dockerfile')
 
 
 @pytest.mark.parametrize('path', [*WORKFLOWS, *IMAGES], ids=lambda path: path.name)

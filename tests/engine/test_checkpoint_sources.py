@@ -14,10 +14,9 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import ROOT, quiet_init, run_script
+from conftest import ROOT, Call, quiet_init, run_script
 from mmengine.runner import load_checkpoint
 from saved_weights import build, same, save
-from test_checkpoint_files import Call
 
 from mmlaplace.checkpoints import write_weights
 from mmlaplace.commands.toolbox_scripts import check_checkpoints
@@ -265,22 +264,22 @@ def test_a_converter_writes_safetensors_of_a_map_by_the_name(tmp_path):
 
 def test_weights_alone_are_not_resumed(hub, monkeypatch):
     write_weights(hub.folder / 'o/n/model.safetensors', build().state_dict(), {})
-    script = toolbox_script('mmpretrain', 'train.py')
     config = ROOT / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
-    monkeypatch.setattr(sys, 'argv', ['', str(config), '--cfg-options', 'load_from=hf://o/n'])
-    check_checkpoints(script)
-    monkeypatch.setattr(sys, 'argv', ['', str(config), '--cfg-options', 'load_from=no/file.pth'])
+
+    def check(*options):
+        monkeypatch.setattr(sys, 'argv', ['', str(config), *options])
+        check_checkpoints(toolbox_script('mmpretrain', 'train.py'))
+
+    check('--cfg-options', 'load_from=hf://o/n')
     with pytest.raises(SystemExit, match='there is no checkpoint no/file.pth; check the path'):
-        check_checkpoints(script)
-    monkeypatch.setattr(sys, 'argv', ['', str(config), '--resume', 'hf://o/n'])
+        check('--cfg-options', 'load_from=no/file.pth')
     with pytest.raises(SystemExit, match='hf://o/n has weights alone.*load_from=hf://o/n'):
-        check_checkpoints(script)
+        check('--resume', 'hf://o/n')
 
 
-@pytest.mark.parametrize(
-    ('package', 'source'),
-    [('safetensors', '{}/a.safetensors'), ('huggingface_hub', 'hf://o/n'), ('timm', 'timm://vit')],
-)
+@pytest.mark.parametrize(('package', 'source'), [
+    ('safetensors', '{}/a.safetensors'), ('huggingface_hub', 'hf://o/n'), ('timm', 'timm://vit'),
+])  # fmt: skip
 def test_a_missing_package_is_named(hub, monkeypatch, package, source):
     write_weights(hub.folder / 'a.safetensors', build().state_dict(), {})
     monkeypatch.setitem(sys.modules, package, None)

@@ -227,17 +227,14 @@ def test_a_module_with_the_authors_names_is_loaded_as_it_is(b0):
     assert torch.equal(module['norm1'].weight, torch.load(b0)['model']['norm1.weight'])
 
 
-@pytest.mark.parametrize(
-    ('change', 'model', 'message'),
-    [
-        ({}, 'pvt_v2_b1', r'does not fit pvt_v2_b1.* as \(32, 3, 7, 7\) .*; it fits pvt_v2_b0'),
-        ({}, 'pvt_v2_c0', "no published model 'pvt_v2_c0'; similar names are pvt_v2_"),
-        ({'block1.0.gate': torch.ones(1)}, None, r"have no place in our model: \['block1.0.gate'"),
-        ({'norm4.bias': None}, 'pvt_v2_b0', r'missing 1 \(stages.3.norm.bias\), unexpected 0'),
-        ({'norm1.weight': None}, None, 'those of no published model.*--list'),
-        ({'norm4.bias': None}, None, 'has the size of no published model; give a file by --out'),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(('change', 'model', 'message'), [
+    ({}, 'pvt_v2_b1', r'does not fit pvt_v2_b1.* as \(32, 3, 7, 7\) .*; it fits pvt_v2_b0'),
+    ({}, 'pvt_v2_c0', "no published model 'pvt_v2_c0'; similar names are pvt_v2_"),
+    ({'block1.0.gate': torch.ones(1)}, None, r"have no place in our model: \['block1.0.gate'"),
+    ({'norm4.bias': None}, 'pvt_v2_b0', r'missing 1 \(stages.3.norm.bias\), unexpected 0'),
+    ({'norm1.weight': None}, None, 'those of no published model.*--list'),
+    ({'norm4.bias': None}, None, 'has the size of no published model; give a file by --out'),
+])  # fmt: skip
 def test_what_cannot_be_converted_is_named_and_not_written(
     b0, change, model, message, tmp_path, monkeypatch
 ):

@@ -22,41 +22,40 @@ from mmlaplace.model_zoo import read_models
 from mmlaplace.toolboxes import TOOLBOXES, require_toolbox, toolbox_script
 
 
-def parser() -> ToolParser:
-    parser = ToolParser('What it does.')
-    parser.add_trained_model('classifier')
-    parser.add_output('--out')
-    return parser
+@pytest.fixture
+def refusal(capsys):
+    """The sentence with which a parser refuses words."""
+
+    def refusal(parser, *words) -> str:
+        with pytest.raises(SystemExit, match='2'):
+            parser.parse_args(list(map(str, words)))
+        message = capsys.readouterr().err
+        assert message.count('\n') == 1
+        return message
+
+    return refusal
 
 
-def test_a_file_that_is_there_is_kept_unless_forced_and_a_folder_always(tmp_path, capsys):
-    kept = tmp_path / 'kept.json'
+def test_a_file_that_is_there_is_kept_unless_forced_and_a_folder_always(tmp_path, refusal):
+    tool, kept = ToolParser('What it does.'), tmp_path / 'kept.json'
+    tool.add_trained_model('classifier')
+    tool.add_output('--out')
     kept.touch()
-    words = ['config.py', 'a.pth', '--out', str(kept)]
-    with pytest.raises(SystemExit, match='2'):
-        parser().parse_args(words)
-    assert f'{kept} is there already; --force replaces it' in capsys.readouterr().err
-    args = parser().parse_args([*words, '--force'])
+    words = 'config.py', 'a.pth', '--out'
+    assert f'{kept} is there already; --force replaces it' in refusal(tool, *words, kept)
+    args = tool.parse_args([*words, str(kept), '--force'])
     assert (args.config, args.checkpoint, args.out) == ('config.py', 'a.pth', kept)
-    with pytest.raises(SystemExit, match='2'):
-        parser().parse_args(['config.py', 'a.pth', '--out', str(tmp_path), '--force'])
-    assert f'{tmp_path} is a folder' in capsys.readouterr().err
-    with pytest.raises(SystemExit, match='2'):
-        parser().parse_args(['config.py', 'a.pth', '--out', str(kept / 'in/it.json')])
-    assert f'as {kept} is a file' in capsys.readouterr().err
+    assert f'{tmp_path} is a folder' in refusal(tool, *words, tmp_path, '--force')
+    assert f'as {kept} is a file' in refusal(tool, *words, kept / 'in/it.json')
 
 
-def test_an_error_stands_alone_and_of_files_the_ending_is_checked(tmp_path, capsys):
+def test_an_error_stands_alone_and_of_files_the_ending_is_checked(tmp_path, refusal):
     tool = ToolParser('What it does.')
     tool.add_output('--picture', suffixes=command_line.PICTURES)
-    for words, said in (
-        (['--picture', f'{tmp_path}/a.xyz'], 'a.xyz must end with one of .jpeg, .jpg, .pdf, .png'),
-        (['--pictures', 'a.png'], 'unrecognized arguments: --pictures a.png; see --help'),
-    ):
-        with pytest.raises(SystemExit, match='2'):
-            tool.parse_args(words)
-        message = capsys.readouterr().err
-        assert said in message and message.count('\n') == 1
+    message = 'a.xyz must end with one of .jpeg, .jpg, .pdf, .png'
+    assert message in refusal(tool, '--picture', tmp_path / 'a.xyz')
+    message = 'unrecognized arguments: --pictures a.png; see --help'
+    assert message in refusal(tool, '--pictures', 'a.png')
     assert tool.parse_args(['--picture', f'{tmp_path}/a.PNG']).picture == tmp_path / 'a.PNG'
 
 
@@ -70,7 +69,7 @@ def test_a_folder_for_data_that_is_a_file_is_one_sentence(tool, tmp_path):
 
 
 def test_numbers_files_and_devices_that_cannot_be_end_the_tool_with_a_message(
-    tmp_path, monkeypatch, capsys
+    tmp_path, monkeypatch, refusal
 ):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
     tool = ToolParser('What it does.')
@@ -81,9 +80,7 @@ def test_numbers_files_and_devices_that_cannot_be_end_the_tool_with_a_message(
         ('--jobs 0', 'at least 1, got 0'), ('--device cuda', 'no GPU'),
         ('--device gpu', '--device gpu does not work here'),
     ):  # fmt: skip
-        with pytest.raises(SystemExit, match='2'):
-            tool.parse_args(words.split())
-        assert said in capsys.readouterr().err
+        assert said in refusal(tool, *words.split())
     (tmp_path / 'cut.json').write_text('{"a": ')
     for path in (tmp_path / 'cut.json', tmp_path / 'none.json'):
         with pytest.raises(SystemExit, match=f'{path} cannot be read as JSON'):

@@ -5,12 +5,13 @@ import shutil
 import subprocess
 import sys
 from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT, run_script, toolbox_model
-from exported_models import build, config
+from exported_models import build, quick_config
 from mmengine.config import Config
 from PIL import Image
 
@@ -24,9 +25,8 @@ def compare(form, size=(96, 128)) -> dict:
     photo = verification.photographs(size)[0]
     with torch.no_grad():
         expected = verification.predicted(form.model, form.task, photo)
-        found = verification.differences(
-            form, expected, dict(zip(form.outputs, form(*form.given(photo))))
-        )
+        made = dict(zip(form.outputs, form(*form.given(photo))))
+    found = verification.differences(form, expected, made)
     assert not verification.too_much(found, half=False), found
     return found
 
@@ -41,9 +41,7 @@ def test_the_form_that_is_exported_predicts_what_the_toolbox_does(name):
 
 @pytest.mark.slow
 def test_a_detector_may_have_a_mask_of_each_class_and_one_suppression_for_all():
-    cfg = Config.fromfile(config('mask-rcnn'))
-    cfg.model.backbone.init_cfg = None
-    cfg.model.backbone.attn_cfg = dict(type='SoftmaxAttention')
+    cfg = quick_config('mask-rcnn')
     cfg.model.roi_head.mask_head.class_agnostic = False
     cfg.model.test_cfg.rcnn.nms.class_agnostic = True
     torch.manual_seed(0)
@@ -94,9 +92,7 @@ def test_a_segmentor_resizes_as_its_head_does():
 
 @pytest.mark.slow
 def test_a_segmentor_with_one_channel_marks_what_is_above_its_threshold():
-    cfg = Config.fromfile(config('semantic-fpn'))
-    cfg.model.backbone.init_cfg = None
-    cfg.model.backbone.attn_cfg = dict(type='SoftmaxAttention')
+    cfg = quick_config('semantic-fpn')
     cfg.model.decode_head.update(num_classes=2, out_channels=1, threshold=0.3)
     cfg.model.decode_head.loss_decode = dict(type='CrossEntropyLoss', use_sigmoid=True)
     form, photo = deployable(toolbox_model(cfg).eval()), verification.photographs((96, 128))[0]
@@ -116,12 +112,10 @@ def test_what_no_exported_form_has_is_refused_with_the_reason():
             deployable(model)
 
     model = build('mask-rcnn')
-    model.roi_head.bbox_roi_extractor.roi_layers[0].pool_mode = 'max'
-    refused(model, "pool_mode='max' in roi_head.bbox_roi_extractor.roi_layers.0")
-    model.roi_head.bbox_roi_extractor.roi_layers[0].pool_mode = 'avg'
-    model.roi_head.bbox_head.bbox_coder.clip_border = False
-    refused(model, 'clip_border=False in roi_head.bbox_head')
-    model.roi_head.bbox_head.bbox_coder.clip_border = True
+    with mock.patch.object(model.roi_head.bbox_roi_extractor.roi_layers[0], 'pool_mode', 'max'):
+        refused(model, "pool_mode='max' in roi_head.bbox_roi_extractor.roi_layers.0")
+    with mock.patch.object(model.roi_head.bbox_head.bbox_coder, 'clip_border', False):
+        refused(model, 'clip_border=False in roi_head.bbox_head')
     model.test_cfg.rcnn.nms.max_num = 3
     refused(model, "'max_num': 3.* cannot be exported; keep only the options .*'iou_threshold'")
     model.test_cfg.rcnn.nms = dict(type='soft_nms', iou_threshold=0.5)

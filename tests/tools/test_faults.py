@@ -127,12 +127,11 @@ def test_an_image_of_more_pixels_than_pillow_opens_is_left_to_the_loader(tmp_pat
     assert found == (tmp_path / 'map.png').read_bytes()
 
 
-@pytest.mark.parametrize(
-    ('toolbox', 'kind'), [('mmpretrain', 'img'), ('mmdet', 'img'), ('mmseg', 'seg_map')]
-)
-def test_a_file_that_cannot_be_read_is_named(toolbox, kind, mini_data, tmp_path):
+@pytest.mark.parametrize('toolbox', MINI)
+def test_a_file_that_cannot_be_read_is_named(toolbox, mini_data, tmp_path):
     cfg = Config.fromfile(ROOT / 'configs' / MINI[toolbox])
-    name = dict(mmpretrain='classification', mmdet='detection', mmseg='segmentation')[toolbox]
+    kind = 'seg_map' if toolbox == 'mmseg' else 'img'
+    name = MINI[toolbox].partition('/')[0]
     shutil.copytree(mini_data / name, tmp_path / name)
     dataset_cfg = dict(cfg.train_dataloader.dataset, data_root=str(tmp_path / name))
     with DefaultScope.overwrite_default_scope(toolbox):

@@ -20,14 +20,17 @@ from mmlaplace.models import BaseAttention, LaplacianAttention, PyramidBackbone
 from mmlaplace.ops import use_backend
 from mmlaplace.toolboxes import toolbox_script
 
+CONFIGS = ROOT / 'configs'
+CLASSIFIER = CONFIGS / 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
+estimate_memory = load_tool('tools/analysis_tools/estimate_memory.py')
+get_flops = load_tool('tools/analysis_tools/get_flops.py')
+
 
 def test_attention_counted_by_hand():
     tokens, dims, marks, heads = 64, 32, 16, 2
     head = dims // heads
-    attention = OnMap(
-        LaplacianAttention(dims, heads, (8, 8), num_landmarks=marks, solver='cholesky')
-    )
-    counted = count_complexity(attention, (dims, 8, 8))
+    attention = LaplacianAttention(dims, heads, (8, 8), num_landmarks=marks, solver='cholesky')
+    counted = count_complexity(OnMap(attention), (dims, 8, 8))
     assert counted.weight_macs == tokens * dims * (3 * dims + dims + 9)
     kernels = (2 * tokens * marks + marks * marks) * head
     # Halves of S and of the forms b M b, which are symmetric, and M = P S P.
@@ -141,11 +144,8 @@ def test_the_tool_prints_ours_beside_the_published():
         assert result.returncode == 0, result.stderr
         return result.stdout.splitlines()
 
-    # A name and a path.
-    printed = rows(
-        'laplacianformer-tiny_8xb128_in1k',
-        ROOT / 'configs/classification/soft/softpp-tiny_8xb128_in1k.py',
-    )
+    path = CONFIGS / 'classification/soft/softpp-tiny_8xb128_in1k.py'
+    printed = rows('laplacianformer-tiny_8xb128_in1k', path)
     (row,) = [line for line in printed if 'laplacianformer-tiny' in line]
     for figure in ('12.06 M', '12.1 M', '2.06 G', '2.10 G', '2.30 G', '4.60 G'):
         assert figure in row
@@ -157,33 +157,28 @@ def test_the_tool_prints_ours_beside_the_published():
     assert '8.23 G' in row and '2.10 G' not in row
 
 
-CONFIGS = ROOT / 'configs'
-CLASSIFIER = CONFIGS / 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
-estimate_memory = load_tool('tools/analysis_tools/estimate_memory.py')
 NAME, SIDE = 'polaformer-pvtv2-b0_8xb128_in1k', (128, 128)
 
 
 def test_necks_count_and_sequences_are_refused():
     """A classifier with a neck counts as the model zoo says."""
-    tool = load_tool('tools/analysis_tools/get_flops.py')
     name = 'efficientvit-b0_8xb128_in1k'
     (known,) = (model for model in read_models() if model.name == name)
-    row = tool.figures(name, known, None, {})
+    row = get_flops.figures(name, known, None, {})
     assert row[1] == f'{known.metadata["Parameters"] / 1e6:.2f} M' == '3.41 M'
     with pytest.raises(ValueError, match=r'measure_model\.py counts it'):
-        tool.figures(str(CONFIGS / 'lra/text/text_pola.py'), None, None, {})
+        get_flops.figures(str(CONFIGS / 'lra/text/text_pola.py'), None, None, {})
 
 
 def test_options_change_the_attention_of_the_config():
-    tool = load_tool('tools/analysis_tools/get_flops.py')
     cfg = Config.fromfile(CLASSIFIER)
     before = dict(cfg.model.backbone.attn_cfg)
-    options = tool.change_attention(cfg, dict(kernel='gaussian'))
+    options = get_flops.change_attention(cfg, dict(kernel='gaussian'))
     assert options == dict(attn_cfg={**before, 'kernel': 'gaussian'})
     for name in ('soft-tiny-exact_32xb32_in1k', 'mask-rcnn_agent-swin-tiny_fpn_ms-1x_coco'):
         (known,) = (model for model in read_models() if model.name == name)
         with pytest.raises(ValueError, match='one for each stage'):
-            tool.figures(name, known, None, dict(num_landmarks=4))
+            get_flops.figures(name, known, None, dict(num_landmarks=4))
 
 
 @pytest.mark.slow

@@ -19,10 +19,9 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize(
-    'name',
-    [pytest.param(n, marks=() if n == 'LinearAttention' else pytest.mark.thorough) for n in OURS],
-)
+@pytest.mark.parametrize('name', [
+    pytest.param(n, marks=() if n == 'LinearAttention' else pytest.mark.thorough) for n in OURS
+])  # fmt: skip
 def test_an_attention_of_ours_keeps_what_it_promises(name):
     findings = {finding.point: finding for finding in check_contract(MODELS.get(name))}
     assert list(findings) == list(POINTS)

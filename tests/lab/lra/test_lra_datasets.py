@@ -195,9 +195,8 @@ def test_papers_are_stored_once_by_split_and_cut_at_ten_thousand_characters(tmp_
 
 def test_pictures_become_grey_and_the_last_tenth_is_held_out(tmp_path):
     folder = converted('image', tmp_path)
-    train, val, test = (
-        LRAPixels(folder, s, black_is_padding=True) for s in ('train', 'val', 'test')
-    )
+    splits = ('train', 'val', 'test')
+    train, val, test = (LRAPixels(folder, split, black_is_padding=True) for split in splits)
     assert [len(train), len(val), len(test)] == [18, 2, 4]
     # 0.2989 * 255.5 = 76.4, of which TensorFlow drops the fraction.
     assert set(train[0]['img'].ravel()) == {76} and train[0]['img'].shape == (1, 1024)

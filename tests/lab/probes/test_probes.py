@@ -148,7 +148,7 @@ def test_the_best_rate_counts_and_a_solved_probe_needs_no_other(tmp_path):
 
 
 def test_where_seeds_disagree_all_rates_get_all_seeds_and_the_best_median_counts(tmp_path):
-    study, path = a_study()._replace(rates=[4e-3, 8e-3]), tmp_path / 'probes.jsonl'
+    study, path = a_study(rates=[4e-3, 8e-3]), tmp_path / 'probes.jsonl'
     runner, probe = Runner(study, path, print), study.probes[0]
 
     def asked():
@@ -174,9 +174,8 @@ def test_all_cells_come_before_further_rates_and_a_probe_is_finished_before_the_
     runner = Runner(a_study()._replace(probes=probes), tmp_path / 'none.jsonl', print)
     plan = [(probe['pairs'], lr) for _, probe, lr, _ in runner.planned([0])]
     first, *others = runner.study.rates
-    assert plan == [(n, first) for n in (3, 3, 4, 4)] + [
-        (n, lr) for n in (3, 4) for lr in others for _ in range(2)
-    ]
+    further = [(n, lr) for n in (3, 4) for lr in others for _ in range(2)]
+    assert plan == [(n, first) for n in (3, 3, 4, 4)] + further
 
 
 def test_a_larger_task_follows_one_that_is_reached_and_the_largest_is_reported(tmp_path):
@@ -191,9 +190,8 @@ def test_a_larger_task_follows_one_that_is_reached_and_the_largest_is_reported(t
     assert {pairs for _, pairs, _ in asked()} == {2}  # nothing is reached yet
     add(path, study, 'Softmax', probes[0], 4e-3, 1.0)
     add(path, study, 'Hydra', probes[0], 4e-3, 0.5)
-    assert {(name, pairs) for name, pairs, _ in asked()} == {
-        ('Softmax', 2), ('Softmax', 4), ('Hydra', 2),
-    }  # fmt: skip
+    cells = {(name, pairs) for name, pairs, _ in asked()}
+    assert cells == {('Softmax', 2), ('Softmax', 4), ('Hydra', 2)}
     add(path, study, 'Softmax', probes[1], 4e-3, 0.5)
     add(path, study, 'Softmax', probes[1], 8e-3, 0.92)  # the better rate opens the next task
     assert ('Softmax', 8, 4e-3) in asked() and ('Softmax', 8, 8e-3) in asked()
@@ -228,9 +226,9 @@ def test_scores_on_images_are_of_attentions_of_the_table():
 
 
 def test_an_attention_that_fails_is_told_and_the_others_go_on(tmp_path):
-    study = a_study()
+    study = a_study(rates=[1e-3])
     broken = dict(type='LaplacianAttention', num_landmarks=5)
-    study = study._replace(attentions={'broken': broken, **study.attentions}, rates=[1e-3])
+    study = study._replace(attentions={'broken': broken, **study.attentions})
     lines, failures = ran(study, tmp_path / 'probes.jsonl')
     assert len(lines) == 3 and len(failures) == 1
     assert 'broken' in failures[0] and 'must be a square number' in failures[0]
@@ -254,9 +252,8 @@ def test_the_command_runs_lists_and_reports(tmp_path):
                         '--attentions', 'Softmax', 'XC*')  # fmt: skip
     assert result.returncode == 0, result.stderr
     results = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [one['settings']['attn_cfg']['type'] for one in results] == [
-        'SoftmaxAttention', 'XCAttention',
-    ]  # fmt: skip
+    names = [one['settings']['attn_cfg']['type'] for one in results]
+    assert names == ['SoftmaxAttention', 'XCAttention']
     assert [list(one['accuracy']) for one in results] == [['1', '4']] * 2
     with (ROOT / 'docs/logs/probes.jsonl').open() as log:  # all would be a picture for each study
         chosen = [line for line in log if '"Softmax' in line and '"steps": 400, "batch' in line]
@@ -286,11 +283,6 @@ def test_a_wrong_call_is_one_sentence(words, message):
     assert result.returncode == 2 and message in result.stderr
 
 
-def test_the_page_is_in_step_with_the_log():
-    result = run_script(ROOT / '.dev_scripts/make_which_attention.py', '--check')
-    assert result.returncode == 0, result.stderr
-
-
 def made_up(study, name, probe, accuracy, seed=0, rate=0):
     settings = settings_of(study, name, probe, study.rates[rate], seed)
     return dict(
@@ -302,12 +294,9 @@ def made_up(study, name, probe, accuracy, seed=0, rate=0):
 def made_table(accuracies):
     """Results of the main study, and their table, with accuracies by seed, alike in all columns."""
     study = read_studies()['attentions']
-    results = [
-        made_up(study, name, probe, accuracy, seed)
-        for name, of_seeds in accuracies.items()
-        for seed, accuracy in enumerate(of_seeds)
-        for probe in study.probes
-    ]
+    results = [made_up(study, name, probe, accuracy, seed)
+               for name, of_seeds in accuracies.items()
+               for seed, accuracy in enumerate(of_seeds) for probe in study.probes]  # fmt: skip
     return results, table_of(results, study)
 
 
@@ -338,15 +327,11 @@ def test_a_cell_of_several_seeds_has_their_ends():
     assert cells == ['60 (50 to 90)', '80', '–']
 
 
-@pytest.mark.parametrize('text', ['<!-- table: a -->\nold\n', 'old <!-- end of table -->'])
-def test_a_table_without_both_comments_is_refused(text):
+def test_a_table_is_made_anew_between_its_comments_and_the_sentences_stay():
     marked = load_tool('.dev_scripts/marked_tables.py')
-    with pytest.raises(ValueError, match='put both around a table'):
-        marked.with_tables(text, 'table', str)
-
-
-def test_a_table_is_made_anew_and_the_sentences_stay():
-    marked = load_tool('.dev_scripts/marked_tables.py')
+    for text in ('<!-- table: a -->\nold\n', 'old <!-- end of table -->'):
+        with pytest.raises(ValueError, match='put both around a table'):
+            marked.with_tables(text, 'table', str)
     page = 'One.\n<!-- table: {0} -->\n\n{1}\n\n<!-- end of table -->\nTwo.\n'
     old, new = (page.format('a', of) for of in ('old', 'A'))
     assert marked.with_tables(old * 2, 'table', str.upper) == new * 2
@@ -361,11 +346,8 @@ def test_attentions_without_all_columns_stand_last_and_the_first_seed_alone_deci
     assert list(table_of(kept, table.study).rows) == ['Pola', 'Softmax', 'Hydra']
     probes = [dict(type='recall', pairs=n) for n in (4, 8)]
     study = a_study(while_reached=True)._replace(probes=probes, rates=[4e-3])
-    results = [
-        made_up(study, 'Softmax', probe, 0.1 if seed else 0.95, seed)
-        for seed in range(3)
-        for probe in probes
-    ]
+    results = [made_up(study, 'Softmax', probe, 0.1 if seed else 0.95, seed)
+               for seed in range(3) for probe in probes]  # fmt: skip
     assert largest(tables(results, dict(largest=study))['largest'], 'recall') == dict(Softmax=8)
 
 

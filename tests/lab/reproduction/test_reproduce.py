@@ -37,12 +37,10 @@ def _without_waiting(monkeypatch):
     ('softpp_table_9 landmarks-49 --scale mini', '_datasets.py --tasks classification makes it'),
     ('softpp_table_9 --report --out report.md', r'--out report\.md: .*\.json'),
 ])  # fmt: skip
-def test_bad_input_is_quoted(arguments, message, tmp_path, monkeypatch, capsys):
+def test_bad_input_is_quoted(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, 'argv', ['reproduce.py', *arguments.split()])
-    with pytest.raises(SystemExit, match='2'):
-        tool.main()
-    assert re.search(message, ' '.join(capsys.readouterr().err.split()))
+    result = run_script(TOOL, *arguments.split())
+    assert result.returncode == 2 and re.search(message, ' '.join(result.stderr.split()))
 
 
 @pytest.mark.parametrize('name', fast_with(paper_tables.table_names(), 'laplacianformer_bandwidth'))
@@ -209,9 +207,8 @@ def test_a_failure_has_the_end_of_its_log_and_stops_only_what_needs_it(tmp_path)
     here = settings(tmp_path)
     code = "print('first'); [print(i) for i in range(40)]; raise SystemExit('the reason')"
     bad = Command('bad', here, code)
-    found = run(
-        bad, Command('after', here, 'pass', {'bad': bad}), Command('good', here, 'print(1)')
-    )
+    after = Command('after', here, 'pass', {'bad': bad})
+    found = run(bad, after, Command('good', here, 'print(1)'))
     assert found['good']['done'] is True
     assert found['bad'].startswith(f'{sys.executable} -c') and 'status 1' in found['bad']
     assert found['bad'].endswith('the reason') and '\nfirst\n' not in found['bad']
