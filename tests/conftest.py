@@ -27,6 +27,21 @@ from mmlaplace.ops import _native
 
 ROOT = Path(__file__).resolve().parent.parent
 CLASSIFICATION = ROOT / 'configs/classification'
+MICRO = {
+    'laplacianformer': 'classification/laplacianformer/laplacianformer-micro_1xb32_mini',
+    'polaformer-pvt': 'classification/polaformer/polaformer-pvt-micro_1xb32_mini',
+    'polaformer-swin': 'classification/polaformer/polaformer-swin-micro_1xb32_mini',
+    'softpp': 'classification/soft/softpp-micro_1xb32_mini',
+    'retinanet': 'detection/laplacianformer/retinanet_laplacianformer-micro_fpn_mini',
+    'mask-rcnn': 'detection/laplacianformer/mask-rcnn_laplacianformer-micro_fpn_mini',
+    'upernet': 'segmentation/laplacianformer/laplacianformer-micro_upernet_1xb16_mini',
+    'semantic-fpn': 'segmentation/laplacianformer/laplacianformer-micro_fpn_1xb16_mini',
+}
+
+
+def micro_config(name: str) -> Path:
+    """The config of a small model."""
+    return ROOT / 'configs' / f'{MICRO[name]}.py'
 
 
 def registered(base: type) -> list:
@@ -173,9 +188,23 @@ def run_script(path: Path, *arguments) -> subprocess.CompletedProcess:
     return subprocess.CompletedProcess(command, status, said.getvalue(), complained.getvalue())
 
 
-def run_python(code: str, *arguments, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess:
-    """Run code in a Python of its own."""
-    command = [sys.executable, '-c', code, *map(str, arguments)]
+def output_of(path: Path, *arguments) -> str:
+    """What a script prints that succeeds."""
+    result = run_script(path, *arguments)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def refusal_of(path: Path, *arguments) -> str:
+    """The sentence with which a script refuses its arguments."""
+    result = run_script(path, *arguments)
+    assert result.returncode == 2, result.stdout + result.stderr
+    return result.stderr
+
+
+def run_python(*arguments, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess:
+    """Run a Python of its own, such as ``run_python('-c', 'import mmlaplace')``."""
+    command = [sys.executable, *map(str, arguments)]
     environment = {**os.environ, **env}
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
 

@@ -46,7 +46,7 @@ def test_a_base_imports_us_where_no_command_of_ours_reads_it(write):
     """The toolboxes' own scripts read a config before its custom_imports."""
     mine = write(f"_base_ = __import__('mmlaplace') and 'mmlaplace::{MASK_RCNN}'\n")
     code = f'from mmengine.config import Config; assert Config.fromfile({mine!r}).default_scope'
-    assert run_python(code).returncode == 0
+    assert run_python('-c', code).returncode == 0
 
 
 def test_mmengine_gets_a_config_of_ours_from_a_wheel():

@@ -13,7 +13,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, run_python, run_script
+from conftest import ROOT, output_of, run_python
 
 READMES = [*ROOT.glob('*.md'), ROOT / 'ops/README.md', *(ROOT / 'configs').rglob('README.md')]
 PAGES = sorted((ROOT / 'docs').rglob('*.md'))
@@ -96,7 +96,7 @@ def test_the_file_of_a_tutorial_runs(page, shape, tmp_path):
     file, *rest = code_blocks(ROOT / f'docs/{page}.md', 'python')
     # The file that a reader saves, and what is typed after importing it.
     (tmp_path / 'elu_attention.py').write_text(file)
-    result = run_python('\n'.join(['from elu_attention import *', *rest]), cwd=tmp_path)
+    result = run_python('-c', '\n'.join(['from elu_attention import *', *rest]), cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert shape in result.stdout
 
@@ -130,8 +130,7 @@ def test_python_of_a_page_that_imports_runs_and_gives_what_it_says(page, capsys)
 
 @pytest.mark.parametrize('table', ['hosts_table', 'model_zoo', 'options', 'which_attention'])
 def test_what_is_generated_is_in_step(table):
-    result = run_script(ROOT / f'.dev_scripts/make_{table}.py', '--check')
-    assert result.returncode == 0, result.stderr
+    output_of(ROOT / f'.dev_scripts/make_{table}.py', '--check')
 
 
 @pytest.mark.parametrize('path', PAGES, ids=name)

@@ -154,7 +154,7 @@ def test_mmpretrain_lists_builds_and_runs_the_classifiers():
 @pytest.mark.slow
 def test_the_order_of_the_imports_does_not_matter():
     code = 'import mmpretrain, mmlaplace; assert mmpretrain.list_models("softpp-*")'
-    assert run_python(code).returncode == 0
+    assert run_python('-c', code).returncode == 0
 
 
 def test_lists_are_filtered_blind_to_case_and_by_several_patterns():

@@ -4,11 +4,10 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
 import yaml
-from conftest import ROOT, load_tool
+from conftest import ROOT, load_tool, run_python
 
 from mmlaplace.version import __version__
 
@@ -74,8 +73,7 @@ def test_no_python_file_is_longer_than_its_limit():
 @pytest.mark.slow
 def test_mypy_finds_no_error(tmp_path):
     pytest.importorskip('mypy')
-    command = [sys.executable, '-m', 'mypy', '--cache-dir', str(tmp_path)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    result = run_python('-m', 'mypy', '--cache-dir', tmp_path)
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr
 
 

@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from conftest import CLASSIFICATION
+from conftest import micro_config
 from PIL import Image
 
 from mmlaplace.analysis import measuring, recording
@@ -19,8 +19,7 @@ from mmlaplace.models import LaplacianAttention
 
 @pytest.fixture
 def micro():
-    config = CLASSIFICATION / 'laplacianformer/laplacianformer-micro_1xb32_mini.py'
-    return build_backbone(config), torch.randn(1, 3, 40, 48)
+    return build_backbone(micro_config('laplacianformer')), torch.randn(1, 3, 40, 48)
 
 
 def test_every_attention_is_recorded_in_order_and_left_as_it_was(micro):

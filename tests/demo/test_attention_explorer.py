@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, fast_with
+from conftest import ROOT, micro_config
 from explorer.cards import cards
 from explorer.images import MOST_PIXELS, Images, fitted, read_image
 from explorer.models import Models, compared, from_config, quick_start, untrained
@@ -25,7 +25,7 @@ from mmlaplace.analysis.recording import attention_matrix, mixed_by, normalized
 from mmlaplace.lab.side_by_side.attention_study import backbone_cfg, candidates
 from mmlaplace.models import BaseAttention
 
-LAPLACIAN = ROOT / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
+LAPLACIAN = micro_config('laplacianformer')
 SMALL = View(size=64, stage=0, attention=('LaplacianAttention', 'PolaAttention'))
 
 
@@ -79,7 +79,8 @@ def test_rows_are_those_of_the_matrix(explorer):
         np.testing.assert_allclose(panel.weights, expected[head], rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize('name', fast_with(candidates(), 'SOFTAttention', 'XCAttention'))
+@pytest.mark.sampled(24)
+@pytest.mark.parametrize('name', candidates())
 def test_every_attention_has_a_row_or_a_sentence(name, explorer):
     (panel,) = explorer.panels(replace(SMALL, attention=(name,)))
     assert panel.weights_are == 'random weights'

@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from conftest import ROOT, run_script
+from conftest import ROOT, refusal_of, run_script
 from PIL import Image
 from processes import wait_until
 
@@ -28,8 +28,7 @@ def test_the_command_line_says_what_is_wrong():
     with socket.socket() as taken:
         taken.bind(('127.0.0.1', 0))
         taken.listen()
-        said = run_script(SCRIPT, '--port', taken.getsockname()[1])
-    assert said.returncode == 2 and '--port' in said.stderr
+        assert '--port' in refusal_of(SCRIPT, '--port', taken.getsockname()[1])
 
 
 def answer(address: str) -> bytes:

@@ -7,22 +7,19 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from unittest import mock
 
+import image_demo
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, load_tool, quiet_init, run_script, toolbox_config, toolbox_model
+from conftest import ROOT, micro_config, quiet_init, run_script, toolbox_config, toolbox_model
 from PIL import Image
 
-CONFIGS = {
-    'mmpretrain': 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py',
-    'mmdet': 'detection/laplacianformer/mask-rcnn_laplacianformer-micro_fpn_mini.py',
-    'mmseg': 'segmentation/laplacianformer/laplacianformer-micro_fpn_1xb16_mini.py',
-}
+MODELS = dict(mmpretrain='laplacianformer', mmdet='mask-rcnn', mmseg='semantic-fpn')
 SIZE = (40, 56)  # of the images, in pixels
 
 
 def config(toolbox) -> str:
-    return str(ROOT / 'configs' / CONFIGS[toolbox])
+    return str(micro_config(MODELS[toolbox]))
 
 
 @pytest.fixture(scope='module')
@@ -131,7 +128,7 @@ def test_an_address_of_any_path_gives_a_result_beside_the_others(path, name, tmp
     with HTTPServer(('127.0.0.1', 0), Handler) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
         address = f'http://127.0.0.1:{server.server_port}{path}'
-        photo = load_tool('demo/image_demo.py').downloaded(address, tmp_path)
+        photo = image_demo.downloaded(address, tmp_path)
     assert photo.name == name
     assert photo.path.parent == tmp_path and photo.path.read_bytes() == b'bytes'
 

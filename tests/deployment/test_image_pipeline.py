@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, toolbox_model
-from exported_models import build, config
+from conftest import ROOT, micro_config, toolbox_model
+from exported_models import build
 from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.registry import MODELS, TRANSFORMS, DefaultScope
@@ -313,18 +313,18 @@ def predicted_alike(cfg, model, tmp_path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['polaformer-pvt', 'retinanet', 'mask-rcnn', 'upernet'])
 def test_predictions_are_those_of_the_toolboxs_inferencer(name, tmp_path):
-    predicted_alike(Config.fromfile(config(name)), build(name), tmp_path)
+    predicted_alike(Config.fromfile(micro_config(name)), build(name), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('align_corners', [False, True])
 def test_a_segmentor_that_slides_predicts_as_mmseg_does(align_corners, tmp_path):
-    cfg = Config.fromfile(config('semantic-fpn'))
+    cfg = Config.fromfile(micro_config('semantic-fpn'))
     resize = dict(type='Resize', scale=(200, 150), keep_ratio=True)
     cfg.test_dataloader.dataset.pipeline.insert(1, resize)
     model = build('semantic-fpn')
     model.align_corners = model.decode_head.align_corners = align_corners
-    model.test_cfg = Config(dict(mode='slide', crop_size=(64, 96), stride=(40, 64)))
+    model.test_cfg = Config(dict(mode='slide', crop_size=(96, 128), stride=(64, 96)))
     predicted_alike(cfg, model, tmp_path)
 
 
@@ -342,7 +342,7 @@ def test_a_classifier_of_bgr_images_gets_bgr():
 
 @pytest.mark.slow
 def test_a_model_of_grey_images_takes_one_channel(tmp_path):
-    cfg = Config.fromfile(config('polaformer-pvt'))
+    cfg = Config.fromfile(micro_config('polaformer-pvt'))
     cfg.model.backbone.update(in_channels=1, init_cfg=None)
     cfg.model.data_preprocessor = dict(mean=[100.0], std=[50.0], to_rgb=False)
     cfg.data_preprocessor = dict(mean=[100.0], std=[50.0], to_rgb=False)

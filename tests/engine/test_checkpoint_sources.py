@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import ROOT, Call, quiet_init, run_script
+from conftest import ROOT, Call, micro_config, quiet_init, run_script
 from mmengine.runner import load_checkpoint
 from saved_weights import build, same, save
 
@@ -264,10 +264,9 @@ def test_a_converter_writes_safetensors_of_a_map_by_the_name(tmp_path):
 
 def test_weights_alone_are_not_resumed(hub, monkeypatch):
     write_weights(hub.folder / 'o/n/model.safetensors', build().state_dict(), {})
-    config = ROOT / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
 
     def check(*options):
-        monkeypatch.setattr(sys, 'argv', ['', str(config), *options])
+        monkeypatch.setattr(sys, 'argv', ['', str(micro_config('laplacianformer')), *options])
         check_checkpoints(toolbox_script('mmpretrain', 'train.py'))
 
     check('--cfg-options', 'load_from=hf://o/n')

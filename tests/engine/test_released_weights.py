@@ -13,7 +13,7 @@ from urllib.request import Request
 
 import pytest
 import torch
-from conftest import ROOT, run_script
+from conftest import ROOT, output_of
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import load_checkpoint
 from saved_weights import build, same, save
@@ -166,8 +166,7 @@ def test_another_number_of_classes_or_channels_is_made_from_the_rest(downloaded,
 def test_a_name_converts_to_a_file(downloaded, tmp_path):
     out = tmp_path / 'own.pth'
     tool = ROOT / 'tools/model_converters/convert.py'
-    result = run_script(tool, 'mmlaplace://ravlt-tiny', '--out', out)
-    assert result.returncode == 0, result.stderr
+    output_of(tool, 'mmlaplace://ravlt-tiny', '--out', out)
     load_weights(MODELS.build(dict(type='RAVLT', arch='tiny', out_norms=False)), out)
 
 

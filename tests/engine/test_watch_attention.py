@@ -155,6 +155,6 @@ def draw(rank, store):
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
 def test_all_processes_of_a_training_get_the_same_features(tmp_path):
-    torch.multiprocessing.spawn(draw, (tmp_path / 'store',), nprocs=2)
+    store = tmp_path / 'store'
+    torch.multiprocessing.start_processes(draw, (store,), nprocs=2, start_method='fork')

@@ -19,7 +19,7 @@ print(json.dumps([len(names), heavy]))
 
 
 def test_no_module_imports_matplotlib_or_pandas():
-    result = run_python(CODE)
+    result = run_python('-c', CODE)
     assert result.returncode == 0, result.stderr
     number, heavy = json.loads(result.stdout)
     assert number > 30 and heavy == {}

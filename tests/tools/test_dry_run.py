@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, load_tool, run_script
+from conftest import ROOT, load_tool, output_of
 from mmengine.config import Config
 
 TOOL = ROOT / 'tools/dry_run.py'
@@ -39,8 +39,7 @@ def row_of(config, folder, *options, backbone=(), **model) -> dict:
     model['backbone'] = dict(backbone, arch='micro')
     text = f'_base_ = {str(ROOT / "configs" / config)!r}\nmodel = {model!r}\n'
     (folder / 'micro.py').write_text(text)
-    result = run_script(TOOL, folder / 'micro.py', *options, '--work-dir', folder / 'runs')
-    assert result.returncode == 0, result.stdout + result.stderr
+    output_of(TOOL, folder / 'micro.py', *options, '--work-dir', folder / 'runs')
     (row,) = json.loads((folder / 'runs/results.json').read_text()).values()
     assert row['passed'] and row['loss'] > 0
     return row

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, Call, fast_with, run_script, toolbox_config, toolbox_model
+from conftest import ROOT, Call, fast_with, micro_config, run_script, toolbox_config, toolbox_model
 from PIL import Image
 
 from mmlaplace.commands.toolbox_scripts import check_checkpoints
@@ -18,13 +18,9 @@ from mmlaplace.toolboxes import toolbox_script
 
 TOOLS = ROOT / 'tools'
 DEMO = ROOT / 'demo'
-CONFIGS = ROOT / 'configs'
-LAPLACIAN = CONFIGS / 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
+MODEL_NAMES = 'laplacianformer', 'softpp', 'polaformer-pvt', 'semantic-fpn', 'retinanet'
+LAPLACIAN, SOFTPP, PVT, FPN, RETINANET = map(micro_config, MODEL_NAMES)
 SOFTMAX = LAPLACIAN.with_name('laplacianformer-micro-softmax_1xb32_mini.py')
-SOFTPP = CONFIGS / 'classification/soft/softpp-micro_1xb32_mini.py'
-PVT = CONFIGS / 'classification/polaformer/polaformer-pvt-micro_1xb32_mini.py'
-FPN = CONFIGS / 'segmentation/laplacianformer/laplacianformer-micro_fpn_1xb16_mini.py'
-RETINANET = CONFIGS / 'detection/laplacianformer/retinanet_laplacianformer-micro_fpn_mini.py'
 
 # By the tool and what else tells cases apart: its arguments, with FILE and OUT for paths.
 LOADERS = {

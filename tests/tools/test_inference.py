@@ -66,5 +66,5 @@ def test_one_toolbox_alone(toolbox, tmp_path):
     Image.fromarray(pixels).save(tmp_path / 'image.png')
     (row,) = (row for row in TABLE.values() if row.package == toolbox)
     block = BLOCK.format(others=CASES.keys() - {toolbox}, with_mmcv_ops=row.needs_mmcv_ops)
-    result = run_python(block + code, config, 'weights.pth', 'image.png', cwd=tmp_path)
+    result = run_python('-c', block + code, config, 'weights.pth', 'image.png', cwd=tmp_path)
     assert result.returncode == 0, result.stderr[-3000:]

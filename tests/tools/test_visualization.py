@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn as nn
-from conftest import ROOT, load_tool, quiet_init, registered, toolbox_config, toolbox_model
+from conftest import load_tool, micro_config, quiet_init, registered, toolbox_config, toolbox_model
 from mmengine.config import Config
 from mmengine.registry import MODELS
 from PIL import Image
@@ -19,17 +19,12 @@ from mmlaplace.analysis.attention_statistics import statistics_by_stage
 from mmlaplace.analysis.recording import Mixed, mixed_by
 from mmlaplace.models import BaseAttention, QKVAttention
 from mmlaplace.models.layers import TransformerBlock
-from mmlaplace.ops import laplacian_kernel
 
 vis_attention = load_tool('tools/visualization/vis_attention.py')
 vis_cam = load_tool('tools/visualization/vis_cam.py')
 vis_predictions = load_tool('tools/visualization/vis_predictions.py')
-CONFIGS = ROOT / 'configs'
-LAPLACIAN = CONFIGS / 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
-SOFTPP = CONFIGS / 'classification/soft/softpp-micro_1xb32_mini.py'
-SWIN = CONFIGS / 'classification/polaformer/polaformer-swin-micro_1xb32_mini.py'
-RETINANET = CONFIGS / 'detection/laplacianformer/retinanet_laplacianformer-micro_fpn_mini.py'
-FPN = CONFIGS / 'segmentation/laplacianformer/laplacianformer-micro_fpn_1xb16_mini.py'
+MODEL_NAMES = 'laplacianformer', 'softpp', 'polaformer-swin', 'retinanet', 'semantic-fpn'
+LAPLACIAN, SOFTPP, SWIN, RETINANET, FPN = map(micro_config, MODEL_NAMES)
 PLAIN_SOFTMAX = dict(type='SoftmaxAttention')
 HEIGHT, WIDTH = 5, 7
 DIMS, HEADS = 32, 2
@@ -147,15 +142,6 @@ def test_distances_in_windows_are_shares_of_the_whole_map():
     assert (first['tokens'], first['far']) == (56 * 56, 0)
 
 
-def test_nystrom_rows_are_the_kernel_where_all_keys_are_landmarks():
-    mixed = mixed_from(OneBlock(dict(type='LaplacianAttention', num_landmarks=49, ridge=0.0)))
-    found = attention_map(mixed, (2, 3), head=1, matrix='nystrom')
-    turned = (mixed.attention.rotary(x, mixed.hw_shape) for x in (mixed.q, mixed.k))
-    kernel = laplacian_kernel(*turned, mixed.attention.bandwidth)
-    exact = kernel[0, 1, 2 * WIDTH + 3]
-    torch.testing.assert_close(found.flatten(), exact)
-
-
 @pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16])
 def test_nystrom_rows_are_those_that_attention_without_whitening_applies(dtype):
     """With rotary positions too, which the attention turns queries and keys by as it mixes."""
@@ -234,7 +220,7 @@ def test_titles_fit_into_the_picture(tmp_path):
 
 def test_a_stage_without_queries_and_keys_is_one_sentence(tmp_path, monkeypatch, capsys):
     Image.new('RGB', (64, 64)).save(tmp_path / 'black.png')
-    config = CONFIGS / 'classification/efficientvit/efficientvit-b0_8xb128_in1k.py'
+    config = LAPLACIAN.parents[1] / 'efficientvit/efficientvit-b0_8xb128_in1k.py'
     with pytest.raises(SystemExit, match='2'):
         draw(vis_attention, monkeypatch, tmp_path / 'black.png', config, '--stage', 2)
     assert '--stage 2: that block of' in capsys.readouterr().err

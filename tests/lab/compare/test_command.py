@@ -157,7 +157,7 @@ def test_a_run_ends_in_a_page_with_configs_and_continues(tmp_path, monkeypatch, 
     assert 'no result' not in text
     assert set(re.findall(r'src="(data:image/png|[^"]*)', page)) == {'data:image/png'}
     configs = [out / 'configs' / recipe.file.replace('NAME', 'elu') for recipe in RECIPES]
-    done = run_python(CHECK, *configs)
+    done = run_python('-c', CHECK, *configs)
     assert done.returncode == 0, done.stderr
     built = [eval(line) for line in done.stdout.splitlines() if line.startswith('[')]
     swin, deit, pvt, detector = built  # the toolboxes print lines too

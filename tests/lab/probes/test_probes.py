@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from conftest import ROOT, load_tool, run_script
+from conftest import ROOT, load_tool, output_of, refusal_of, run_script
 
 from mmlaplace.lab.probes import PROBES, Schedule, train_probe
 from mmlaplace.lab.probes.prediction import TrainedHere, correlate, published, trained_here
@@ -243,14 +243,13 @@ def test_a_probe_that_does_not_fit_is_told_once_and_the_others_run(tmp_path):
     assert 'needs 18 tokens for 9 pairs' in failures[0] and "'count'" in failures[1]
 
 
+@pytest.mark.slow
 def test_the_command_runs_lists_and_reports(tmp_path):
     out = tmp_path / 'probes.jsonl'
     assert all('num_landmarks' not in c for c in read_studies()['attentions'].attentions.values())
-    listed = run_script(TOOL, '--list').stdout
+    listed = output_of(TOOL, '--list')
     assert all(f'  {name}: ' in listed for name in (*PROBES.module_dict, *read_studies()))
-    result = run_script(TOOL, '--quick', '--out', out, '--tasks', 'offset',
-                        '--attentions', 'Softmax', 'XC*')  # fmt: skip
-    assert result.returncode == 0, result.stderr
+    output_of(TOOL, '--quick', '--out', out, '--tasks', 'offset', '--attentions', 'Softmax', 'XC*')
     results = [json.loads(line) for line in out.read_text().splitlines()]
     names = [one['settings']['attn_cfg']['type'] for one in results]
     assert names == ['SoftmaxAttention', 'XCAttention']
@@ -258,14 +257,14 @@ def test_the_command_runs_lists_and_reports(tmp_path):
     with (ROOT / 'docs/logs/probes.jsonl').open() as log:  # all would be a picture for each study
         chosen = [line for line in log if '"Softmax' in line and '"steps": 400, "batch' in line]
     out.write_text(''.join(chosen))
-    assert run_script(TOOL, '--report', tmp_path / 'report', '--out', out).returncode == 0
+    output_of(TOOL, '--report', tmp_path / 'report', '--out', out)
     assert '| Softmax | 0.999 |' in (tmp_path / 'report/probes.md').read_text()
     assert (tmp_path / 'report/probes_attentions.png').stat().st_size > 10_000
     harder = ('--quick', '--out', tmp_path / 'harder.jsonl', '--tasks', 'recall', '--options')
-    result = run_script(TOOL, *harder, 'pairs=20', '--attentions', 'Softmax')
-    assert result.returncode == 0 and 'Softmax, recall (pairs 20)' in result.stdout
-    result = run_script(TOOL, *harder, 'pairs=20', '--report', tmp_path / 'hard')
-    assert '| Softmax |' in (tmp_path / 'hard/probes.md').read_text(), result.stderr
+    printed = output_of(TOOL, *harder, 'pairs=20', '--attentions', 'Softmax')
+    assert 'Softmax, recall (pairs 20)' in printed
+    output_of(TOOL, *harder, 'pairs=20', '--report', tmp_path / 'hard')
+    assert '| Softmax |' in (tmp_path / 'hard/probes.md').read_text()
     result = run_script(TOOL, *harder, 'pairs=65', '--attentions', 'Softmax')
     assert result.returncode == 1 and result.stdout.count('lower pairs') == 1
 
@@ -279,8 +278,7 @@ def test_the_command_runs_lists_and_reports(tmp_path):
     (['--report', ROOT / 'README.md'], 'README.md is a file; name a folder'),
 ])  # fmt: skip
 def test_a_wrong_call_is_one_sentence(words, message):
-    result = run_script(TOOL, *words)
-    assert result.returncode == 2 and message in result.stderr
+    assert message in refusal_of(TOOL, *words)
 
 
 def made_up(study, name, probe, accuracy, seed=0, rate=0):

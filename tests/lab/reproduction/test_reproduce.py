@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, fast_with, run_script
+from conftest import ROOT, fast_with, output_of, refusal_of
 from processes import wait_until
 from reproduce_modules import jobs, launching, paper_tables, plan, running, settings, tool
 from rich.console import Console
@@ -39,19 +39,17 @@ def _without_waiting(monkeypatch):
 ])  # fmt: skip
 def test_bad_input_is_quoted(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = run_script(TOOL, *arguments.split())
-    assert result.returncode == 2 and re.search(message, ' '.join(result.stderr.split()))
+    assert re.search(message, ' '.join(refusal_of(TOOL, *arguments.split()).split()))
 
 
 @pytest.mark.parametrize('name', fast_with(paper_tables.table_names(), 'laplacianformer_bandwidth'))
 def test_dry_run_says_what_each_row_would_do(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for scale in paper_tables.SCALES:
-        result = run_script(TOOL, name, '--scale', scale, '--dry-run')
-        assert result.returncode == 0, result.stderr
+        printed = output_of(TOOL, name, '--scale', scale, '--dry-run')
         for row in paper_tables.read_table(name).rows:
             if not row.covered or any(run.spec(scale) for run in row.runs):
-                assert row.name in result.stdout or scale == 'mini'
+                assert row.name in printed or scale == 'mini'
         assert not list(tmp_path.iterdir())
 
 

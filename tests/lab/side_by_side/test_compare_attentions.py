@@ -7,7 +7,7 @@ import threading
 from unittest import mock
 
 import pytest
-from conftest import ROOT, load_tool, registered, run_script
+from conftest import ROOT, load_tool, output_of, registered, run_script
 from mmengine.config import Config
 from PIL import Image
 
@@ -234,11 +234,10 @@ def test_fashion_is_a_study(fashion_files, tmp_path):
     train, test = cfg.train_dataloader.dataset, cfg.test_dataloader.dataset
     assert (train.split, train.test_mode) == ('train', False)
     assert (test.split, test.test_mode) == ('test', True)
-    result = run_script(
+    output_of(
         TRAINING, 'LinearAttention, eps=1.0e-5', '--study', 'fashion', '--epochs', 2,
         '--data-root', tmp_path / 'data', '--work-dir', tmp_path,
     )  # fmt: skip
-    assert result.returncode == 0, result.stderr
     found = json.loads((tmp_path / 'result.json').read_text())
     assert found['settings']['attn_cfg'] == dict(type='LinearAttention', eps=1e-5)
     assert list(found['top1']) == ['28²', '42² (1.5×)', '56² (2×)'] and len(found['matrices']) > 0
