@@ -4,6 +4,7 @@ import functools
 import gc
 import importlib.util
 import io
+import os
 import runpy
 import subprocess
 import sys
@@ -26,6 +27,21 @@ from mmlaplace.ops import _native
 
 ROOT = Path(__file__).resolve().parent.parent
 CLASSIFICATION = ROOT / 'configs/classification'
+MICRO = {
+    'laplacianformer': 'classification/laplacianformer/laplacianformer-micro_1xb32_mini',
+    'polaformer-pvt': 'classification/polaformer/polaformer-pvt-micro_1xb32_mini',
+    'polaformer-swin': 'classification/polaformer/polaformer-swin-micro_1xb32_mini',
+    'softpp': 'classification/soft/softpp-micro_1xb32_mini',
+    'retinanet': 'detection/laplacianformer/retinanet_laplacianformer-micro_fpn_mini',
+    'mask-rcnn': 'detection/laplacianformer/mask-rcnn_laplacianformer-micro_fpn_mini',
+    'upernet': 'segmentation/laplacianformer/laplacianformer-micro_upernet_1xb16_mini',
+    'semantic-fpn': 'segmentation/laplacianformer/laplacianformer-micro_fpn_1xb16_mini',
+}
+
+
+def micro_config(name: str) -> Path:
+    """The config of a small model."""
+    return ROOT / 'configs' / f'{MICRO[name]}.py'
 
 
 def registered(base: type) -> list:
@@ -121,7 +137,6 @@ def mini_data(tmp_path_factory, pytestconfig) -> Path:
     return out
 
 
-@functools.cache
 class OnMap(torch.nn.Module):
     """An attention as a model of maps ``(B, C, H, W)``: every pixel is a token."""
 
@@ -131,6 +146,16 @@ class OnMap(torch.nn.Module):
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         return self.attention(image.flatten(2).transpose(1, 2), tuple(image.shape[2:]))
+
+
+class Call:
+    """Pickled as the call of a function."""
+
+    def __init__(self, function, *args) -> None:
+        self.call = (function, args)
+
+    def __reduce__(self) -> tuple:
+        return self.call
 
 
 def load_tool(path: str) -> types.ModuleType:
@@ -161,6 +186,27 @@ def run_script(path: Path, *arguments) -> subprocess.CompletedProcess:
     if isinstance(status, str):  # as Python does with a message
         status, _ = 1, complained.write(status)
     return subprocess.CompletedProcess(command, status, said.getvalue(), complained.getvalue())
+
+
+def output_of(path: Path, *arguments) -> str:
+    """What a script prints that succeeds."""
+    result = run_script(path, *arguments)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def refusal_of(path: Path, *arguments) -> str:
+    """The sentence with which a script refuses its arguments."""
+    result = run_script(path, *arguments)
+    assert result.returncode == 2, result.stdout + result.stderr
+    return result.stderr
+
+
+def run_python(*arguments, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess:
+    """Run a Python of its own, such as ``run_python('-c', 'import mmlaplace')``."""
+    command = [sys.executable, *map(str, arguments)]
+    environment = {**os.environ, **env}
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
 
 
 @pytest.fixture

@@ -33,8 +33,8 @@ class Host(NamedTuple):
     imports: Tuple[str, ...]
     code: str
     heads: Dict[str, Dict[str, Any]]
-    loss: Callable[[Any, Tensor], Tensor]
-    predict: Callable[[Any, Tensor], Tensor]
+    loss: Callable[[Any, Tensor], Tensor] = lambda model, images: model(images).mean()
+    predict: Callable[[Any, Tensor], Tensor] = lambda model, images: model(images)
 
 
 def names(host: Host, head: str) -> Dict[str, Any]:
@@ -136,9 +136,9 @@ YAML = (
     "[-1, 1, 'maps', ['laplacianformer_micro']], [0, 1, 'Index', [64, 1]], "
     "[0, 1, 'Index', [96, 2]], [0, 1, 'Index', [128, 3]]], head=[[[1, 2, 3], 1, 'Detect', ['nc']]"
 )
-SMP = {name: {} for name in (
-    'Unet', 'UnetPlusPlus', 'MAnet', 'Linknet', 'FPN', 'PSPNet', 'UPerNet', 'Segformer',
-)}  # fmt: skip
+SMP = dict.fromkeys(
+    ('Unet', 'UnetPlusPlus', 'MAnet', 'Linknet', 'FPN', 'PSPNet', 'UPerNet', 'Segformer'), {}
+)
 HOSTS = (
     Host(
         'transformers', (HF[0], f'{HF[1]}ObjectDetection'),
@@ -164,21 +164,17 @@ HOSTS = (
     ),
     Host(
         'segmentation-models-pytorch', ('mmlaplace.timm:', 'segmentation_models_pytorch:HEAD'),
-        "model = HEAD('tu-laplacianformer_micro', encoder_weights=None)",
-        SMP, lambda model, images: model(images).mean(), lambda model, images: model(images),
+        "model = HEAD('tu-laplacianformer_micro', encoder_weights=None)", SMP,
     ),
     Host(
         'segmentation-models-pytorch', ('mmlaplace.timm:', 'segmentation_models_pytorch:HEAD'),
         "model = HEAD('tu-agent_deit_tiny', encoder_weights=None, **options)",
         {'DPT': dict(decoder_intermediate_channels=(8,) * 4, decoder_fusion_channels=8)},
-        lambda model, images: model(images).mean(), lambda model, images: model(images),
     ),
     Host(
         'lightning', ('timm:timm', 'mmlaplace.timm:'),
         "model = timm.create_model('laplacianformer_micro', num_classes=10)  # of your module",
-        {'LightningModule': {}},
-        lambda model, images: two_steps(model, images)(images).mean(),
-        lambda model, images: model(images),
+        {'LightningModule': {}}, lambda model, images: two_steps(model, images)(images).mean(),
     ),
     Host(
         'torchvision',

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
 import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -11,7 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import ROOT, registered
+from conftest import ROOT, registered, run_python
 
 from mmlaplace import check, dependencies, ops, toolboxes
 from mmlaplace.check import library, packages
@@ -40,10 +39,7 @@ def report(capsys):
 
 @pytest.mark.slow
 def test_all_is_fine_in_an_environment_of_set_up(tmp_path):
-    result = subprocess.run(
-        [sys.executable, '-m', 'mmlaplace.check', '--json'], cwd=tmp_path,
-        capture_output=True, text=True,
-    )  # fmt: skip
+    result = run_python('-m', 'mmlaplace.check', '--json', cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     content = json.loads(result.stdout)
     findings = {f['name']: f for f in content['findings']}

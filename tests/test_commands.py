@@ -170,7 +170,10 @@ def with_own_files(project: Path, words: list) -> list:
     script = Path(words[1]).stem
     named = next((word for word in words if word.startswith('configs/')), None)
     if named is not None and 'CHECKPOINT' in words:
-        return [[random_weights(project, named) if w == 'CHECKPOINT' else w for w in words]]
+        model = toolbox_model(toolbox_config(project / named))
+        quiet_init(model)
+        torch.save(dict(state_dict=model.state_dict()), project / 'random.pth')
+        return [['random.pth' if word == 'CHECKPOINT' else word for word in words]]
     # The tutorials show the other tools for each task.
     tasks = list(TRAINED) if script == 'image_demo' else ['classify']
     if not any(re.match('CONFIG', word) for word in words):
@@ -182,13 +185,6 @@ def own(task: str, word: str) -> str:
     config, checkpoint = TRAINED[task]
     files = dict(CONFIG=f'configs/{config}.py', CHECKPOINT=f'work_dirs/{task}/{checkpoint}.pth')
     return files.get(word.rstrip('12'), word)
-
-
-def random_weights(project: Path, config: str) -> str:
-    model = toolbox_model(toolbox_config(project / config))
-    quiet_init(model)
-    torch.save(dict(state_dict=model.state_dict()), project / 'random.pth')
-    return 'random.pth'
 
 
 @pytest.mark.training

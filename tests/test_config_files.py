@@ -1,10 +1,7 @@
 """What a config may call or inherit from: bases by name, a backbone by name, its channels."""
 
-import subprocess
-import sys
-
 import pytest
-from conftest import ROOT
+from conftest import ROOT, run_python
 from mmengine.config import Config
 from mmengine.hub import get_config
 from mmengine.registry import MODELS
@@ -49,10 +46,10 @@ def test_a_base_imports_us_where_no_command_of_ours_reads_it(write):
     """The toolboxes' own scripts read a config before its custom_imports."""
     mine = write(f"_base_ = __import__('mmlaplace') and 'mmlaplace::{MASK_RCNN}'\n")
     code = f'from mmengine.config import Config; assert Config.fromfile({mine!r}).default_scope'
-    assert subprocess.run([sys.executable, '-c', code], cwd=ROOT).returncode == 0
+    assert run_python('-c', code).returncode == 0
 
 
-def test_mmengine_gets_a_config_of_ours_from_a_wheel(monkeypatch, tmp_path):
+def test_mmengine_gets_a_config_of_ours_from_a_wheel():
     if not (ROOT / 'mmlaplace/.mim').is_dir():
         pytest.skip('a clone that is not installed has no .mim')
     assert get_config(f'mmlaplace::{MASK_RCNN}').default_scope == 'mmdet'
@@ -93,10 +90,8 @@ def test_a_config_of_either_kind_takes_the_channels_from_its_backbone(write):
     text = '\n'.join(('_base_ = []', 'from mmlaplace import backbone_config, channels', *lines))
     python = 'from mmengine.config import read_base\nfrom importlib import import_module\n'
     ours = "import_module('mmlaplace')."
-    for mine in (
-        write(text.replace('{}', '')),
-        write(python + '\n'.join(lines).replace('{}', ours), 'python.py'),
-    ):
+    pure = python + '\n'.join(lines).replace('{}', ours)
+    for mine in (write(text.replace('{}', '')), write(pure, 'python.py')):
         config = Config.fromfile(mine)
         assert config.model.neck.in_channels == [64, 160, 256]
         assert Config.fromstring(config.pretty_text, '.py').model == config.model.to_dict()

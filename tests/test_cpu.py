@@ -16,7 +16,6 @@ from mmlaplace.models.layers import FFN
 from mmlaplace.ops.gelu_ffn import has_onednn
 
 pytestmark = pytest.mark.skipif(not has_onednn(torch.float32), reason='torch has no oneDNN')
-IMAGES = (2, 3, 64, 96)
 
 
 def built(name):
@@ -28,28 +27,30 @@ def kinds(model):
     return {type(part) for part in model.modules()}
 
 
+@torch.inference_mode()
+def assert_maps_are_close(packed, model, tolerance):
+    images = torch.randn(2, 3, 64, 96)
+    for found, expected in zip(packed(images), model(images), strict=True):
+        atol = tolerance * expected.abs().max().item()
+        torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize('name', registered(PyramidBackbone))
 def test_a_backbone_gives_the_same_maps(name):
-    model, images = built(name), torch.randn(IMAGES)
+    model = built(name)
     packed = optimize(model)
     assert nn.Linear not in kinds(packed) and nn.Linear in kinds(model)
-    with torch.inference_mode():
-        for found, expected in zip(packed(images), model(images), strict=True):
-            # The same sums of fp32 in another order, through all layers.
-            close = 1e-3 * expected.abs().max()
-            torch.testing.assert_close(found, expected, rtol=0, atol=float(close))
+    # The same sums of fp32 in another order, through all layers.
+    assert_maps_are_close(packed, model, 1e-3)
 
 
 @pytest.mark.skipif(not has_onednn(torch.bfloat16), reason='this CPU has no bf16')
 def test_in_bf16_it_gives_what_autocast_gives():
-    model, images = built('LaplacianFormer'), torch.randn(IMAGES)
-    packed = optimize(model, torch.bfloat16)
-    with torch.inference_mode(), torch.autocast('cpu', torch.bfloat16):
-        for found, expected in zip(packed(images), model(images), strict=True):
-            # The tolerance: bf16 has 8 bits, and errors pass through all layers.
-            close = 0.05 * expected.abs().max()
-            torch.testing.assert_close(found, expected, rtol=0, atol=float(close))
+    model = built('LaplacianFormer')
+    with torch.autocast('cpu', torch.bfloat16):
+        # bf16 has 8 bits, and errors pass through all layers.
+        assert_maps_are_close(optimize(model, torch.bfloat16), model, 0.05)
 
 
 @pytest.mark.parametrize('rows', [0, 1, 700, 5000])
@@ -60,9 +61,8 @@ def test_any_number_of_tokens(rows):
         x = torch.randn(1, rows, 16)
         with torch.inference_mode():
             # Sums of up to 64 products of order 1.
-            torch.testing.assert_close(
-                packed(x, *arguments), layer(x, *arguments), rtol=1e-5, atol=1e-5
-            )
+            found, expected = (each(x, *arguments) for each in (packed, layer))
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_layers_with_hooks_and_of_other_classes_stay():
@@ -88,10 +88,8 @@ def test_the_model_itself_changes_where_that_is_asked_for():
 
 @pytest.mark.slow
 def test_a_graph_breaks_at_packed_layers():
-    model, x = (
-        optimize(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 5))),
-        torch.randn(2, 4),
-    )
+    layers = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 5))
+    model, x = optimize(layers), torch.randn(2, 4)
     with torch.no_grad():
         # The same products; GELU by the same formula in other code.
         torch.testing.assert_close(torch.compile(model)(x), model(x), rtol=1e-5, atol=1e-5)

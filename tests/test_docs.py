@@ -13,7 +13,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, run_script
+from conftest import ROOT, output_of, run_python
 
 READMES = [*ROOT.glob('*.md'), ROOT / 'ops/README.md', *(ROOT / 'configs').rglob('README.md')]
 PAGES = sorted((ROOT / 'docs').rglob('*.md'))
@@ -96,18 +96,16 @@ def test_the_file_of_a_tutorial_runs(page, shape, tmp_path):
     file, *rest = code_blocks(ROOT / f'docs/{page}.md', 'python')
     # The file that a reader saves, and what is typed after importing it.
     (tmp_path / 'elu_attention.py').write_text(file)
-    script = '\n'.join(['from elu_attention import *', *rest])
-    result = subprocess.run(
-        [sys.executable, '-c', script], cwd=tmp_path, capture_output=True, text=True
-    )
+    result = run_python('-c', '\n'.join(['from elu_attention import *', *rest]), cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert shape in result.stdout
 
 
+PAGES_TO_RUN = 'get_started.md', 'benchmarks.md', 'tutorials/own_config.md', 'timm.md'
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    'page', ['get_started.md', 'benchmarks.md', 'tutorials/own_config.md', 'timm.md']
-)
+@pytest.mark.parametrize('page', PAGES_TO_RUN)
 def test_python_of_a_page_that_imports_runs_and_gives_what_it_says(page, capsys):
     """An expression, and after it a comment with its value or with what it prints, is compared."""
     if page == 'timm.md':
@@ -130,9 +128,9 @@ def test_python_of_a_page_that_imports_runs_and_gives_what_it_says(page, capsys)
     assert compared
 
 
-def test_the_page_of_options_is_in_step():
-    result = run_script(ROOT / '.dev_scripts/make_options.py', '--check')
-    assert result.returncode == 0, result.stderr
+@pytest.mark.parametrize('table', ['hosts_table', 'model_zoo', 'options', 'which_attention'])
+def test_what_is_generated_is_in_step(table):
+    output_of(ROOT / f'.dev_scripts/make_{table}.py', '--check')
 
 
 @pytest.mark.parametrize('path', PAGES, ids=name)

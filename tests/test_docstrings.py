@@ -45,11 +45,11 @@ def arguments(documented) -> dict:
     section = re.search(rf'^Args:\n(.*?)(?=^(?:{SECTIONS}):|\Z)', doc, re.MULTILINE | re.DOTALL)
     if section is None:
         return {}
-    entries = re.findall(
-        r'^ {4}([\w*, ]+): (.*?)(?=^ {4}\S|\Z)', section[1] + '\n', re.MULTILINE | re.DOTALL
-    )
+    entry = re.compile(r'^ {4}([\w*, ]+): (.*?)(?=^ {4}\S|\Z)', re.MULTILINE | re.DOTALL)
     return {
-        name.strip(): ' '.join(text.split()) for names, text in entries for name in names.split(',')
+        name.strip(): ' '.join(text.split())
+        for names, text in entry.findall(section[1] + '\n')
+        for name in names.split(',')
     }
 
 

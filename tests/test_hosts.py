@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, load_tool, run_script
+from conftest import ROOT, load_tool, output_of, run_script
 from hosts import HOSTS, SIDE, build, transformers_scores
 from PIL import Image
 
@@ -118,8 +118,7 @@ def test_the_script_trains_a_detector_and_evaluates_it(tmp_path):
         images=[dict(id=7, file_name='a.png', height=SIDE, width=SIDE)],
         categories=[dict(id=3, name='cat'), dict(id=9, name='dog')],  # with gaps, as COCO's
         annotations=[
-            dict(id=1, image_id=7, category_id=9, bbox=[8, 8, 32, 40], area=1280, iscrowd=0)
-        ],
+            dict(id=1, image_id=7, category_id=9, bbox=[8, 8, 32, 40], area=1280, iscrowd=0)],
     )  # fmt: skip
     missing = run_script(script, tmp_path, *options)
     assert 'there is no ' in missing.stderr and missing.stderr.endswith('in the layout of --help\n')
@@ -128,8 +127,7 @@ def test_the_script_trains_a_detector_and_evaluates_it(tmp_path):
         (tmp_path / f'annotations/{part}.json').write_text(json.dumps(content))
     wrong = run_script(script, tmp_path, '--backbone', 'laplacianformer_micr')
     assert "'laplacianformer_micr'; similar ones are ['laplacianformer_micro'" in wrong.stderr
-    result = run_script(script, tmp_path, *options, '--epochs', 1, '--work-dir', tmp_path / 'out')
-    assert result.returncode == 0, result.stderr
+    output_of(script, tmp_path, *options, '--epochs', 1, '--work-dir', tmp_path / 'out')
     log = json.loads((tmp_path / 'out/results.json').read_text())
     assert set(log['box']) == {'AP', 'AP50', 'AP75'} and (tmp_path / 'out/config.json').is_file()
 
@@ -155,9 +153,8 @@ def test_prefix_tokens_are_those_of_timm(images):
     for name, expected in (('agent_deit_tiny', [(2, 1, 192)] * 12), ('softpp_micro', None)):
         model = timm.create_model(name, img_size=SIDE).eval()
         plain = model.forward_intermediates(images, intermediates_only=True)
-        pairs = model.forward_intermediates(
-            images, intermediates_only=True, return_prefix_tokens=True
-        )
+        options = dict(intermediates_only=True, return_prefix_tokens=True)
+        pairs = model.forward_intermediates(images, **options)
         for one, (again, _) in zip(plain, pairs):
             torch.testing.assert_close(again, one, **SAME)
         tokens = [token for _, token in pairs]
@@ -165,8 +162,7 @@ def test_prefix_tokens_are_those_of_timm(images):
             assert tokens[:3] == [None] * 3 and tokens[3].shape == (2, 1, 128)
         else:
             assert [token.shape for token in tokens] == expected
-    model = timm.create_model(SMALL, img_size=SIDE)
-    pairs = model.forward_intermediates(images, intermediates_only=True, return_prefix_tokens=True)
+    pairs = timm.create_model(SMALL, img_size=SIDE).forward_intermediates(images, **options)
     assert all(isinstance(each, torch.Tensor) for each in pairs)  # none has one
 
 
@@ -198,11 +194,6 @@ def test_transformers_and_smp_show_which_weights_and_images_cannot_be():
     for model in (TimmBackbone(TimmBackboneConfig(backbone=SMALL)), unet):
         with pytest.raises(ValueError, match=r'at least 4 x 4 pixels, got shape \(1, 3, 2, 64\)'):
             model(small)
-
-
-def test_the_table_of_hosts_is_in_step():
-    result = run_script(ROOT / '.dev_scripts/make_hosts_table.py', '--check')
-    assert result.returncode == 0, result.stderr
 
 
 def test_transformers_takes_a_model_with_options_and_weights_of_a_user(images, tmp_path):

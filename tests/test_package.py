@@ -9,17 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, run_python
 
 from mmlaplace import check
 from mmlaplace.ops import _native
-
-
-def run_python(code: str, cwd=ROOT, **env: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, '-c', code],
-        capture_output=True, text=True, cwd=cwd, env={**os.environ, **env},
-    )  # fmt: skip
 
 
 @pytest.fixture(scope='module')
@@ -70,7 +63,7 @@ def test_without_a_compiler_it_finds_its_configs_and_the_reference_computes(whee
         'for _ in range(3): ops.laplacian_kernel(x, x, 4.0), ops.gaussian_kernel(x, x, 4.0)\n'
         'ops.laplacian_kernel(x, x, 4.0, backend="native")'
     )
-    result = run_python(code, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    result = run_python('-c', code, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     output = result.stdout + result.stderr
     assert output.count('using the PyTorch reference, because') == 1
     assert "RuntimeError: backend='native' was asked for" in output
@@ -88,10 +81,7 @@ def test_without_a_compiler_it_finds_its_configs_and_the_reference_computes(whee
 def test_the_build_says_what_it_compiles_or_why_not(env, status, said):
     if status and torch.version.cuda is None:
         pytest.skip('this torch is built without CUDA')
-    result = subprocess.run(
-        [sys.executable, 'setup.py', '--version'],
-        cwd=ROOT, capture_output=True, text=True, env={**os.environ, **env},
-    )  # fmt: skip
+    result = run_python('setup.py', '--version', **env)
     assert bool(result.returncode) == bool(status)
     assert re.search(said, result.stderr, re.DOTALL)
     if env == dict(FORCE_CUDA='0') and not torch.cuda.is_available():
@@ -114,7 +104,7 @@ def test_an_nvcc_of_another_cuda_leaves_the_ops_for_the_cpu(release, gpu, asked,
         'sys.argv = ["setup.py", "--version"]; runpy.run_path("setup.py", run_name="__main__")'
     )
     env = dict(CUDA_HOME=str(tmp_path), **(dict(FORCE_CUDA=asked) if asked else {}))
-    result = run_python(code, cwd=ROOT, **env)
+    result = run_python('-c', code, **env)
     assert bool(result.returncode) == (asked == '1')
     assert re.search(said, result.stderr, re.DOTALL), result.stderr
 
@@ -135,7 +125,7 @@ HEAVY = ['mmcv', 'mmdet', 'mmseg', 'mmpretrain', 'torchvision', 'sklearn', 'skim
      'import mmlaplace', 'always', 0, ('torch 2.1.2 to 2.14.1 (here: 99.1)',)),
 ])  # fmt: skip
 def test_an_import_needs_little_and_says_what_is_wrong(code, warnings, status, said):
-    result = run_python(code, PYTHONWARNINGS=warnings)
+    result = run_python('-c', code, PYTHONWARNINGS=warnings)
     assert result.returncode == status, result.stderr
     assert all(words in result.stderr for words in said), result.stderr
 

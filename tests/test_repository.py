@@ -4,11 +4,10 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
 import yaml
-from conftest import ROOT, load_tool
+from conftest import ROOT, load_tool, run_python
 
 from mmlaplace.version import __version__
 
@@ -25,9 +24,8 @@ def read(*names: str) -> str:
 def test_the_files_for_the_site_parse():
     files = [*(ROOT / '.github').rglob('*.yml'), ROOT / 'CITATION.cff']
     assert all(isinstance(yaml.safe_load(file.read_text()), dict) for file in files)
-    assert json.loads(read('.devcontainer/devcontainer.json'))['remoteUser'] in read(
-        'docker/Dockerfile'
-    )
+    container = json.loads(read('.devcontainer/devcontainer.json'))
+    assert container['remoteUser'] in read('docker/Dockerfile')
 
 
 @pytest.mark.parametrize('path', [*WORKFLOWS, *IMAGES], ids=lambda path: path.name)
@@ -75,8 +73,7 @@ def test_no_python_file_is_longer_than_its_limit():
 @pytest.mark.slow
 def test_mypy_finds_no_error(tmp_path):
     pytest.importorskip('mypy')
-    command = [sys.executable, '-m', 'mypy', '--cache-dir', str(tmp_path)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    result = run_python('-m', 'mypy', '--cache-dir', tmp_path)
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr
 
 

@@ -154,14 +154,10 @@ def test_files_are_read_as_utf_8_in_any_locale():
 
 
 @pytest.mark.parametrize('encoding', ['ascii', 'latin-1'])
-@pytest.mark.parametrize(
-    'command',
-    [
-        lambda: main(['list', 'polaformer-swin*']),
-        lambda: runpy.run_path(str(ROOT / 'tools/reproduce.py'), run_name='__main__'),
-    ],
-    ids=['list', 'tool'],
-)
+@pytest.mark.parametrize('command', [
+    lambda: main(['list', 'polaformer-swin*']),
+    lambda: runpy.run_path(str(ROOT / 'tools/reproduce.py'), run_name='__main__'),
+], ids=['list', 'tool'])  # fmt: skip
 def test_a_command_prints_a_letter_that_the_encoding_lacks(command, encoding, monkeypatch):
     out = io.TextIOWrapper(io.BytesIO(), encoding)
     monkeypatch.setattr(sys, 'stdout', out)
@@ -181,8 +177,7 @@ def test_without_docstrings_the_usage_is_a_line(monkeypatch, capsys):
 def test_folders_of_killed_writers_go_for_long_names_and_files_of_others_stay(tmp_path):
     long = 'best_single-label_precision_epoch_100.pth'  # longer than the start of its folder's name
     left = tmp_path / f'{long[:40]}.a1b2c3d4.partial'
-    own = tmp_path / 'copies.partial'
-    for folder in (left, own):
+    for folder in (left, tmp_path / 'copies.partial'):
         folder.mkdir()
         (folder / long).touch()
         os.utime(folder / long, (0, 0))

@@ -2,32 +2,24 @@
 
 import sys
 from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from conftest import CLASSIFICATION
+from conftest import micro_config
 from PIL import Image
 
-from mmlaplace.analysis import measuring
+from mmlaplace.analysis import measuring, recording
 from mmlaplace.analysis.measuring import bytes_of, model_job, process_memory, tensor_memory
-from mmlaplace.analysis.recording import (
-    MEAN,
-    STD,
-    mixed_by,
-    normalized,
-    photographs,
-    rgb,
-    steps_watched,
-)
+from mmlaplace.analysis.recording import mixed_by, normalized, photographs, rgb, steps_watched
 from mmlaplace.commands.command_line import build_backbone
 from mmlaplace.models import LaplacianAttention
 
 
 @pytest.fixture
 def micro():
-    config = CLASSIFICATION / 'laplacianformer/laplacianformer-micro_1xb32_mini.py'
-    return build_backbone(config), torch.randn(1, 3, 40, 48)
+    return build_backbone(micro_config('laplacianformer')), torch.randn(1, 3, 40, 48)
 
 
 def test_every_attention_is_recorded_in_order_and_left_as_it_was(micro):
@@ -44,15 +36,11 @@ def test_every_attention_is_recorded_in_order_and_left_as_it_was(micro):
 
 def test_recordings_inside_of_recordings_and_methods_of_ones_own_come_back(micro):
     backbone, image = micro
-    attention, calls, seen = backbone.stages[0]['blocks'][0].attn, [], []
-    mix = attention.mix
-    attention.mix = own = lambda *args: calls.append(args) or mix(*args)
-    watch = steps_watched(
-        backbone, LaplacianAttention, ('mix',), lambda name, *_: seen.append(name)
-    )
-    with watch:
+    attention, seen = backbone.stages[0]['blocks'][0].attn, mock.Mock()
+    attention.mix = own = mock.Mock(wraps=attention.mix)
+    with steps_watched(backbone, LaplacianAttention, ('mix',), seen):
         found = list(mixed_by(backbone, LaplacianAttention, image))
-    assert len(seen) == len(found) and len(calls) == 1
+    assert seen.call_count == len(found) and own.call_count == 1
     assert vars(attention)['mix'] is own
     assert sum('mix' in vars(mixed.attention) for mixed in found) == 1
 
@@ -70,7 +58,7 @@ def test_photographs_are_of_the_size_asked_for_and_normalised():
     white_photo = Image.new('RGB', (30, 20), 'white')
     white = normalized(white_photo, (8, 16))
     assert white.shape == (1, 3, 8, 16)
-    expected = (255 - torch.tensor(MEAN)) / torch.tensor(STD)
+    expected = (255 - torch.tensor(recording.MEAN)) / torch.tensor(recording.STD)
     torch.testing.assert_close(white[0, :, 3, 3], expected)
     # As MobileViTv2's, in BGR, and of a grey image.
     red = Image.new('RGB', (4, 4), (255, 0, 51))
@@ -121,10 +109,8 @@ def test_the_memory_of_tensors_is_exact_and_leaves_out_what_is_returned():
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
 def test_the_memory_of_the_process_has_scratch_of_any_library():
-    numpy = pytest.importorskip('numpy')
-
     def job():
-        numpy.ones(64 * MEGABYTE, numpy.uint8)
+        np.ones(64 * MEGABYTE, np.uint8)
         return ()
 
     # Linux counts resident pages to some 64 a core, and other threads free memory meanwhile: 9 MB
@@ -132,17 +118,11 @@ def test_the_memory_of_the_process_has_scratch_of_any_library():
     assert process_memory(job) == pytest.approx(64 * MEGABYTE, rel=0.25)
 
 
-class OneOutput(torch.nn.Linear):
-    """Returns a tuple, as the backbones do."""
-
-    def forward(self, x):
-        return (super().forward(x),)
-
-
 @pytest.mark.parametrize('dtype', [None, torch.bfloat16])
 def test_a_pass_of_a_model_has_gradients_to_train_alone(dtype):
     """Under autocast it is in its dtype, and has fp32 gradients, which it frees at its end."""
-    model, x = OneOutput(2, 2), torch.ones(1, 2)
+    model, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
+    model.register_forward_hook(lambda module, inputs, out: (out,))  # as the backbones do
     (made,) = model_job(model, x, train=False, dtype=dtype)()
     assert made.dtype == (dtype or torch.float32) and model.weight.grad is None
     assert not made.requires_grad

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, fast_with
+from conftest import ROOT, micro_config
 from explorer.cards import cards
 from explorer.images import MOST_PIXELS, Images, fitted, read_image
 from explorer.models import Models, compared, from_config, quick_start, untrained
@@ -25,7 +25,7 @@ from mmlaplace.analysis.recording import attention_matrix, mixed_by, normalized
 from mmlaplace.lab.side_by_side.attention_study import backbone_cfg, candidates
 from mmlaplace.models import BaseAttention
 
-LAPLACIAN = ROOT / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
+LAPLACIAN = micro_config('laplacianformer')
 SMALL = View(size=64, stage=0, attention=('LaplacianAttention', 'PolaAttention'))
 
 
@@ -48,9 +48,8 @@ def checkpoint(tmp_path):
 
 
 def test_a_view_is_in_its_address_and_comes_back():
-    view = View(
-        'cat', 96, 0.25, 0.9999, ('a b, c',), (), ('swin', 'vit'), 2, 1, 3, ('Ĝ', 'Z'), 'shared'
-    )
+    chosen = ('a b, c',), (), ('swin', 'vit'), 2, 1, 3, ('Ĝ', 'Z'), 'shared'
+    view = View('cat', 96, 0.25, 0.9999, *chosen)
     assert View.from_address(view.address(), SMALL) == view
     assert View.from_address('?__theme=dark', SMALL) == SMALL
     assert View.from_address('?stage=2', SMALL) == replace(SMALL, stage=2)
@@ -59,12 +58,10 @@ def test_a_view_is_in_its_address_and_comes_back():
     assert View.from_address(almost.address(), SMALL).x == 0.9999  # not 1, which is outside
 
 
-@pytest.mark.parametrize(
-    'wrong', ['x=1', 'y=-0.2', 'x=nan', 'x=left', 'size=5000', 'scale=log', 'stage=-1']
-)
-def test_an_address_that_is_none_is_quoted(wrong):
-    with pytest.raises(ValueError, match=wrong):
-        View.from_address(wrong, SMALL)
+def test_an_address_that_is_none_is_quoted():
+    for wrong in ('x=1', 'y=-0.2', 'x=nan', 'x=left', 'size=5000', 'scale=log', 'stage=-1'):
+        with pytest.raises(ValueError, match=wrong):
+            View.from_address(wrong, SMALL)
 
 
 def test_rows_are_those_of_the_matrix(explorer):
@@ -82,7 +79,8 @@ def test_rows_are_those_of_the_matrix(explorer):
         np.testing.assert_allclose(panel.weights, expected[head], rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize('name', fast_with(candidates(), 'SOFTAttention', 'XCAttention'))
+@pytest.mark.sampled(24)
+@pytest.mark.parametrize('name', candidates())
 def test_every_attention_has_a_row_or_a_sentence(name, explorer):
     (panel,) = explorer.panels(replace(SMALL, attention=(name,)))
     assert panel.weights_are == 'random weights'
@@ -251,15 +249,18 @@ def test_cards_and_pictures_tell_what_the_panels_have(explorer):
         assert exported(image, panels, view, (64, 64), kind).startswith(begins)
 
 
-def test_a_number_in_an_address_makes_no_list_of_that_length(explorer):
-    page = pytest.importorskip('explorer.page', reason='no gradio', exc_type=ImportError)
+@pytest.fixture
+def page():
+    return pytest.importorskip('explorer.page', reason='no gradio', exc_type=ImportError)
+
+
+def test_a_number_in_an_address_makes_no_list_of_that_length(explorer, page):
     assert page.numbered(2, 10**12) == [('0', 0), ('1', 1), (f'{10**12}', 10**12)]
     shown = page.Page(explorer, SMALL).opened(f'?attention=SoftmaxAttention&size=64&head={10**12}')
     assert f'has no head {10**12}' in ''.join(text for text in shown if isinstance(text, str))
 
 
-def test_a_click_moves_the_query_and_is_in_the_address(explorer):
-    page = pytest.importorskip('explorer.page', reason='no gradio', exc_type=ImportError)
+def test_a_click_moves_the_query_and_is_in_the_address(explorer, page):
     event = SimpleNamespace(index=(0.25, 0.4))
     *_, address = page.Page(explorer, SMALL).clicked(event, *astuple(SMALL))
     assert View.from_address(address, SMALL) == replace(SMALL, x=0.25, y=0.4)
@@ -276,17 +277,12 @@ SIDE = int(MOST_PIXELS**0.5) + 1
 EPS = b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n'
 
 
-@pytest.mark.parametrize(
-    ('content', 'told'),
-    [
-        (b'no image', 'cannot be read as an image'),
-        (bytes(21 * 2**20), 'has 21 MB; make it smaller, at most 20 MB'),
-        (header(SIDE, SIDE), f'has {SIDE} x {SIDE} pixels'),
-        (header(2**20, SIDE), 'has too many pixels'),
-        (EPS, 'cannot be read as an image'),
-    ],
-    ids=['text', 'heavy', 'large', 'huge', 'program'],
-)
+@pytest.mark.parametrize(('content', 'told'), [
+    (b'no image', 'cannot be read as an image'),
+    (bytes(21 * 2**20), 'has 21 MB; make it smaller, at most 20 MB'),
+    (header(SIDE, SIDE), f'has {SIDE} x {SIDE} pixels'),
+    (header(2**20, SIDE), 'has too many pixels'), (EPS, 'cannot be read as an image'),
+], ids=['text', 'heavy', 'large', 'huge', 'program'])  # fmt: skip
 def test_an_upload_that_is_no_image_or_too_large_is_refused(content, told, tmp_path, monkeypatch):
     ghostscript = tmp_path / 'gs'
     ghostscript.write_text(f'#!/bin/sh\ntouch "{tmp_path}/ran"\n')

@@ -1,12 +1,10 @@
 """The gallery has a picture of every attention, and says which weights are random."""
 
 import re
-import sys
 
-import attention_gallery
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, output_of, refusal_of
 from PIL import Image
 
 from mmlaplace.analysis.attention_rows import influence_map
@@ -15,21 +13,19 @@ from mmlaplace.models import SoftmaxAttention
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    def run(*arguments):
-        Image.linear_gradient('L').resize((64, 64)).save(tmp_path / 'photo.png')
-        monkeypatch.chdir(tmp_path)
-        command = ['attention_gallery.py', '--image', 'photo.png', '--compared', 'nowhere']
-        command += ['--image-size', '64', '--pictures', 'docs/pictures', '--out', 'docs/gallery.md']
-        monkeypatch.setattr(sys, 'argv', [*command, *arguments])
-        attention_gallery.main()
-
-    return run
+def command(tmp_path, monkeypatch):
+    Image.linear_gradient('L').resize((64, 64)).save(tmp_path / 'photo.png')
+    monkeypatch.chdir(tmp_path)
+    return (
+        ROOT / 'demo/attention_gallery.py', '--image', 'photo.png', '--compared', 'nowhere',
+        '--image-size', 64, '--pictures', 'docs/pictures', '--out', 'docs/gallery.md',
+        '--attentions',
+    )  # fmt: skip
 
 
-def test_a_picture_for_each_attention_and_a_page(run, tmp_path, capsys):
+def test_a_picture_for_each_attention_and_a_page(command, tmp_path):
     names = ['SOFTAttention', 'KernelAttention, Laplacian', 'XCAttention']
-    run('--attentions', *names)
+    output_of(*command, *names)
     page = (tmp_path / 'docs/gallery.md').read_text()
     rows, others = page.split('## Attentions without a matrix')
     for name in names[:2]:
@@ -40,15 +36,12 @@ def test_a_picture_for_each_attention_and_a_page(run, tmp_path, capsys):
         file = tmp_path / f'docs/pictures/{name.replace(", ", "-")}.png'
         assert f'](pictures/{file.name})' in page
         assert len(Image.open(file).getcolors()) > 10
-    with pytest.raises(SystemExit):
-        run('--attentions', *names)
-    assert '--force replaces it' in capsys.readouterr().err
+    assert '--force replaces it' in refusal_of(*command, *names)
 
 
-def test_a_place_that_is_not_there_is_quoted(run, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        run('--attentions', 'XCAttention', 'SOFTAttention', '--stage', '7')
-    assert 'there is no stage 7; choose 0 to 3' in capsys.readouterr().err
+def test_a_place_that_is_not_there_is_quoted(command, tmp_path):
+    told = refusal_of(*command, 'XCAttention', 'SOFTAttention', '--stage', 7)
+    assert 'there is no stage 7; choose 0 to 3' in told
     assert not (tmp_path / 'docs/gallery.md').exists()
 
 
@@ -61,11 +54,11 @@ def test_the_influence_of_tokens_is_the_norm_of_the_derivative():
     torch.testing.assert_close(found, expected)
 
 
-def test_prefix_tokens_have_no_place_on_the_influence_map(run, tmp_path):
+def test_prefix_tokens_have_no_place_on_the_influence_map(command, tmp_path):
     attention = SoftmaxAttention(16, 2, (3, 4), num_prefix_tokens=1)
     found = influence_map(attention, torch.randn(1, 13, 16), (3, 4), (0, 0))
     assert found.shape == (3, 4)
-    run('--attentions', 'XCAttention', '--host', 'swin')  # in windows, of which the map has several
+    output_of(*command, 'XCAttention', '--host', 'swin')  # in windows, of which there are several
     assert '**XCAttention**' in (tmp_path / 'docs/gallery.md').read_text()
 
 

@@ -13,8 +13,9 @@ import urllib.error
 import urllib.request
 
 import pytest
-from conftest import ROOT, run_script
+from conftest import ROOT, refusal_of, run_script
 from PIL import Image
+from processes import wait_until
 
 SCRIPT = ROOT / 'demo/attention_explorer.py'
 SMALL = '?image=astronaut&size=64&stage=0&attention=LaplacianAttention'
@@ -27,8 +28,7 @@ def test_the_command_line_says_what_is_wrong():
     with socket.socket() as taken:
         taken.bind(('127.0.0.1', 0))
         taken.listen()
-        said = run_script(SCRIPT, '--port', taken.getsockname()[1])
-    assert said.returncode == 2 and '--port' in said.stderr
+        assert '--port' in refusal_of(SCRIPT, '--port', taken.getsockname()[1])
 
 
 def answer(address: str) -> bytes:
@@ -36,14 +36,10 @@ def answer(address: str) -> bytes:
         return response.read()
 
 
-def wait_until_it_answers(address: str, server: subprocess.Popen) -> None:
-    for _ in range(6000):
-        assert server.poll() is None, server.stdout.read()
-        with contextlib.suppress(urllib.error.URLError):
-            answer(address)
-            return
-        time.sleep(0.1)
-    raise AssertionError('not there after 600 s')
+def answers(address: str) -> bool:
+    with contextlib.suppress(urllib.error.URLError):
+        return bool(answer(address))
+    return False
 
 
 @pytest.fixture(scope='module')
@@ -62,7 +58,7 @@ def address():
     )  # fmt: skip
     found = f'http://127.0.0.1:{port}/'
     try:
-        wait_until_it_answers(found, server)
+        wait_until(lambda: answers(found), [server])
         yield found
     finally:
         server.send_signal(signal.SIGINT)
@@ -96,10 +92,8 @@ def test_what_was_uploaded_is_taken_and_no_other_file_of_the_server(address, tmp
     secret = tmp_path / 'secret.txt'
     secret.write_text('secret')
     file = dict(path=str(secret), meta=dict(_type='gradio.FileData'))
-    for said in (
-        sent(address, 'changed', file, *controls[1:]),
-        sent(address, 'image_sent', file, *controls),
-    ):
+    for name, data in (('changed', controls[1:]), ('image_sent', controls)):
+        said = sent(address, name, file, *data)
         assert not re.findall(r'/gradio_api/file=[^\'"]+', said)
         assert 'it was not uploaded by a user' in said
 

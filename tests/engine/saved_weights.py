@@ -1,7 +1,11 @@
-"""A small backbone, its weights in files, and whether they are those of another."""
+"""A small backbone, its weights in files, whether they are those of another, and trainings."""
+
+import copy
+from unittest import mock
 
 import torch
 from mmengine.registry import MODELS
+from mmengine.runner import Runner
 
 ARCH = dict(
     embed_dims=(8, 16, 16, 32), depths=(1, 1, 2, 1), num_heads=(1, 1, 2, 2), ffn_ratios=(2,) * 4
@@ -25,3 +29,21 @@ def save(path, weights, prefix='', container='state_dict', **beside):
 
 def without(weights, name):
     return {k: v for k, v in weights.items() if not k.startswith(name)}
+
+
+def train(folder, model, iterations=4, **options) -> Runner:
+    """mmengine's Runner after so many iterations on noise."""
+    torch.manual_seed(1)
+    # Of four batches: mmengine waits for two seconds before it begins with its data again.
+    data = [dict(inputs=torch.randn(3, 32, 32), data_samples=None) for _ in range(16)]
+    sampler = dict(type='DefaultSampler', shuffle=True)
+    with mock.patch.object(Runner, '_log_env'):  # which asks all compilers for their version
+        runner = Runner(
+            model, str(folder), dict(dataset=data, batch_size=4, num_workers=0, sampler=sampler),
+            train_cfg=dict(by_epoch=False, max_iters=iterations),
+            optim_wrapper=dict(optimizer=dict(type='SGD', lr=1e-3)),
+            log_processor=dict(by_epoch=False), log_level='ERROR', randomness=dict(seed=0),
+            experiment_name=folder.name, **copy.deepcopy(options),  # which it changes
+        )  # fmt: skip
+    runner.train()
+    return runner

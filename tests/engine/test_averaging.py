@@ -2,15 +2,13 @@
 
 import warnings
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
 from conftest import registered
 from mmengine.model import BaseModel
 from mmengine.registry import HOOKS, MODELS
-from mmengine.runner import Runner
-from saved_weights import ARCH
+from saved_weights import ARCH, train
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from mmlaplace.engine import RedrawFeaturesHook, copy_features, load_weights
@@ -35,31 +33,24 @@ with_buffers = pytest.mark.parametrize('buffers', [False, True])
 KNOWN = {'running_mean', 'running_var', 'num_batches_tracked', 'forwards', 'projection_matrix'}
 
 
-def attentions():
-    for name in registered(BaseAttention):
-        for options in ({}, *MODELS.get(name).variants):
-            yield f'{name}-{options}' if options else name, dict(options, type=name)
-
-
-def blocks():
-    for name in (*TOKEN_NORMS, *MAP_NORMS, 'RepBN', 'PRepBN'):
-        if name != 'SyncBN':  # it needs a GPU
-            yield name, dict(type=name, **(dict(steps=3) if name == 'PRepBN' else {}))
-
-
-SIZES = dict(embed_dims=32, num_heads=2, input_resolution=(4, 4))
-PARTS = {
-    **{name: lambda cfg=cfg: MODELS.build(dict(cfg, **SIZES)) for name, cfg in attentions()},
-    **{name: lambda cfg=cfg: TransformerBlock(
-        32, dict(type='SoftmaxAttention', **SIZES), norm_cfg=cfg) for name, cfg in blocks()},
-}  # fmt: skip
+PARTS = [
+    *(dict(options, type=name) for name in registered(BaseAttention)
+      for options in ({}, *MODELS.get(name).variants)),
+    *(dict(type=name) for name in (*TOKEN_NORMS, *MAP_NORMS, 'RepBN') if name != 'SyncBN'),  # a GPU
+    dict(type='PRepBN', steps=3),
+]  # fmt: skip
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize('part', PARTS)
+@pytest.mark.parametrize('part', PARTS, ids=lambda part: '-'.join(map(str, part.values())))
 @torch.no_grad()
 def test_an_average_of_equal_models_computes_as_the_model(part):
-    model, x = PARTS[part]().train(), torch.randn(2, 16, 32)
+    sizes = dict(embed_dims=32, num_heads=2, input_resolution=(4, 4))
+    if part['type'] in registered(BaseAttention):
+        model = MODELS.build(dict(part, **sizes))
+    else:
+        model = TransformerBlock(32, dict(type='SoftmaxAttention', **sizes), norm_cfg=part)
+    model, x = model.train(), torch.randn(2, 16, 32)
     named = {name.rpartition('.')[2] for name, _ in model.named_buffers()}
     assert named <= KNOWN, 'decide what the average of this buffer is'
     for make in AVERAGES.values():
@@ -133,10 +124,6 @@ def test_new_statistics_of_an_average_are_those_of_the_trained_norm():
 # ---- Performer, whose weights get used to the draw
 
 
-def rms(matrix) -> float:
-    return matrix.square().mean().sqrt().item()
-
-
 @each_average
 @with_buffers
 def test_an_average_has_the_last_random_features(kind, buffers):
@@ -169,9 +156,8 @@ def test_an_average_of_draws_is_told_what_to_do():
             model.bfloat16().eval()
         model.float()
     average.update_parameters(model)
-    with pytest.warns(
-        UserWarning, match=r'is 0.* and not 1.*copy_features\(model, averaged\.module'
-    ):
+    message = r'is 0.* and not 1.*copy_features\(model, averaged\.module'
+    with pytest.warns(UserWarning, match=message):
         average.eval()
     with pytest.warns(UserWarning, match='copy_features'):  # training goes on from it
         average.train()
@@ -185,17 +171,13 @@ def test_an_average_of_draws_is_told_what_to_do():
 def test_a_mean_teacher_has_the_features_of_its_student_and_frozen_weights_keep_their_own(averaged):
     hooks = [pytest.importorskip('mmdet.engine.hooks').MeanTeacherHook()] * averaged
 
-    class Pair(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.student, self.teacher = (
-                torch.nn.ModuleList(PerformerAttention(32, 2, (7, 7)) for _ in range(2))
-                for _ in range(2)
-            )
-            if not averaged:  # a network of its own, as mmrazor distils from
-                self.teacher = torch.nn.ModuleList([PerformerAttention(64, 2, (7, 7))])
-
-    model = Pair()
+    # A teacher may be a network of its own, as mmrazor distils from.
+    teacher = (32, 32) if averaged else (64,)
+    model = torch.nn.Module()
+    model.student, model.teacher = (
+        torch.nn.ModuleList(PerformerAttention(dims, 2, (7, 7)) for dims in each)
+        for each in ((32, 32), teacher)
+    )
     model.student[0].requires_grad_(False)
     model.teacher.requires_grad_(False)
     runner = SimpleNamespace(model=torch.nn.DataParallel(model), iter=0, hooks=hooks)
@@ -228,34 +210,20 @@ class Toy(BaseModel):
         return dict(loss=self.backbone(inputs)[-1].square().mean())
 
 
-def train(folder, iterations, buffers, resume=None):
-    """The runner after so many iterations on noise, with a file for each."""
-    data = [dict(inputs=torch.randn(3, 32, 32), data_samples=None) for _ in range(8)]
-    loader = dict(dataset=data, batch_size=2, num_workers=0, sampler=dict(type='DefaultSampler'))
-    with mock.patch.object(Runner, '_log_env'):  # which asks all compilers for their version
-        runner = Runner(
-            Toy(), str(folder), loader, train_cfg=dict(by_epoch=False, max_iters=iterations),
-            optim_wrapper=dict(optimizer=dict(type='SGD', lr=1e-3)),
-            default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=1, by_epoch=False)),
-            custom_hooks=[
-                dict(type='RedrawFeaturesHook', interval=1),
-                dict(type='EMAHook', momentum=0.25, update_buffers=buffers),
-            ],
-            log_processor=dict(by_epoch=False), log_level='ERROR', randomness=dict(seed=0),
-            experiment_name=folder.name, load_from=resume, resume=resume is not None,
-        )  # fmt: skip
-    runner.train()
-    return runner
-
-
 def saved_tensors(path, where, name) -> list:
     return [v for k, v in torch.load(path, weights_only=False)[where].items() if k.endswith(name)]
 
 
 @with_buffers
 def test_a_training_with_averages_goes_on_after_a_break(tmp_path, buffers):
-    train(tmp_path / 'one', 2, buffers)
-    resumed = train(tmp_path / 'other', 4, buffers, resume=str(tmp_path / 'one/iter_2.pth'))
+    hooks = dict(
+        default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=1, by_epoch=False)),
+        custom_hooks=[dict(type='RedrawFeaturesHook', interval=1),
+                      dict(type='EMAHook', momentum=0.25, update_buffers=buffers)],
+    )  # fmt: skip
+    train(tmp_path / 'one', Toy(), 2, **hooks)
+    source = dict(load_from=str(tmp_path / 'one/iter_2.pth'), resume=True)
+    resumed = train(tmp_path / 'other', Toy(), 4, **hooks, **source)
     trained = {m.forwards.item() for m in resumed.model.modules() if isinstance(m, PRepBN)}
     assert trained == {4}
     path = tmp_path / 'other/iter_4.pth'

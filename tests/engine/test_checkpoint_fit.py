@@ -78,13 +78,16 @@ def test_a_part_that_refuses_its_weights_leaves_those_before_it_unchanged(tmp_pa
     assert same(module, before)
 
 
-def test_other_classes_are_told_from_another_arch(tmp_path):
-    def classifier(classes):
-        return nn.ModuleDict(dict(backbone=build(), head=nn.Linear(2, classes)))
-
-    file = save(tmp_path / 'a.pth', classifier(5).state_dict())
-    with pytest.raises(ValueError, match=r'head has 5 classes, .*ModuleDict 3; .*model.backbone'):
-        load_weights(classifier(3), file)
+@pytest.mark.parametrize(('head', 'message'), [
+    (lambda classes: dict(head=nn.Linear(2, classes)),
+     r'head has 5 classes, .*ModuleDict 3; .*model.backbone'),
+    (lambda classes: dict(roi_head=nn.ModuleDict(dict(fc_cls=nn.Linear(2, classes)))),
+     r'heads are others: .*\(5, 2\).*num_classes.*backbone'),
+])  # fmt: skip
+def test_other_classes_are_told_from_another_arch(tmp_path, head, message):
+    theirs, ours = (nn.ModuleDict(dict(backbone=build(), **head(n))) for n in (5, 3))
+    with pytest.raises(ValueError, match=message):
+        load_weights(ours, save(tmp_path / 'a.pth', theirs.state_dict()))
 
 
 def test_values_that_the_dtype_of_the_module_cannot_hold_are_refused(tmp_path):
@@ -113,34 +116,20 @@ def attention(kind, **options):
     return dict(attn_cfg=dict(type=kind, **options))
 
 
-OPTIONS = {
-    'num_landmarks': [attention('SOFTAttention', num_landmarks=n) for n in (4, 16)],
-    'num_features': [attention('PerformerAttention', num_features=n) for n in (8, 16)],
-    'sr_ratio': [dict(type='PVT', attn_cfg=dict(sr_ratio=n)) for n in (2, 4)],
-    'grid': [attention('MHLAAttention', grid=n) for n in (2, 4)],
-    'num_anchors or num_bits': [attention('EcoFormerAttention', num_anchors=n) for n in (9, 16)],
-    'lepe_kernel or second_lepe_kernel': [
-        attention('SLABAttention', lepe_kernel=n) for n in (3, 5)
-    ],
-}
-
-
-@pytest.mark.parametrize('option', OPTIONS)
-def test_the_option_that_a_shape_follows_is_named(tmp_path, option):
-    theirs, ours = (build(**options, img_size=64) for options in OPTIONS[option])
+@pytest.mark.parametrize(('option', 'options'), [
+    ('num_landmarks', [attention('SOFTAttention', num_landmarks=n) for n in (4, 16)]),
+    ('num_features', [attention('PerformerAttention', num_features=n) for n in (8, 16)]),
+    ('sr_ratio', [dict(type='PVT', attn_cfg=dict(sr_ratio=n)) for n in (2, 4)]),
+    ('grid', [attention('MHLAAttention', grid=n) for n in (2, 4)]),
+    ('num_anchors or num_bits', [attention('EcoFormerAttention', num_anchors=n) for n in (9, 16)]),
+    ('lepe_kernel or second_lepe_kernel',
+     [attention('SLABAttention', lepe_kernel=n) for n in (3, 5)]),
+])  # fmt: skip
+def test_the_option_that_a_shape_follows_is_named(tmp_path, option, options):
+    theirs, ours = (build(**each, img_size=64) for each in options)
     file = save(tmp_path / 'a.pth', theirs.state_dict())
     with pytest.raises(ValueError, match=f'build the model with the {option} that the checkpoint'):
         load_weights(ours, file)
-
-
-def test_other_heads_of_a_detector_are_told_from_another_arch(tmp_path):
-    def detector(classes):
-        head = nn.ModuleDict(dict(fc_cls=nn.Linear(2, classes)))
-        return nn.ModuleDict(dict(backbone=build(), roi_head=nn.ModuleDict(dict(bbox_head=head))))
-
-    file = save(tmp_path / 'a.pth', detector(81).state_dict())
-    with pytest.raises(ValueError, match=r'heads are others: .*\(81, 2\).*num_classes.*backbone'):
-        load_weights(detector(11), file)
 
 
 def test_no_share_is_proposed_that_would_load_nothing_of_the_backbone(tmp_path):
@@ -234,12 +223,6 @@ def test_necks_and_heads_are_new_where_the_file_is_a_classifiers(tmp_path):
             load_weights(model, file, **kwargs)
 
 
-WRAPPERS = {
-    'data parallel': nn.DataParallel,
-    'compiled ddp': lambda m: nn.parallel.DistributedDataParallel(torch.compile(m)),
-}
-
-
 @pytest.fixture(scope='module')
 def process_group():
     store = torch.distributed.HashStore()
@@ -248,7 +231,11 @@ def process_group():
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize('wrap', WRAPPERS.values(), ids=WRAPPERS)
+@pytest.mark.parametrize(
+    'wrap',
+    [nn.DataParallel, lambda m: nn.parallel.DistributedDataParallel(torch.compile(m))],
+    ids=['data parallel', 'compiled ddp'],
+)
 def test_wrappers_are_looked_through_on_both_sides(tmp_path, process_group, wrap):
     trained = build(img_size=64)
     file = save(tmp_path / 'a.pth', wrap(trained).state_dict())

@@ -17,48 +17,36 @@ from mmlaplace.engine import load_weights
 SIZED = dict(type='PolaAttention', gate_form='matrix', key_positions=False)
 
 
-def by_init_cfg(file, build=build, **kwargs):
-    module = build(init_cfg=dict(type='Pretrained', checkpoint=file), **kwargs)
-    quiet_init(module)
-    return module
-
-
-def by(load):
-    def build_and_load(file, build=build, **kwargs):
-        module = nn.ModuleDict(dict(backbone=build(**kwargs)))
-        load(module, file)
-        return module['backbone']
-
-    return build_and_load
-
-
-LOADERS = {
-    'load_weights': by(load_weights),
-    'load_state_dict': by(lambda m, file: m.load_state_dict(torch.load(file)['state_dict'])),
-    'load_from': by(partial(load_checkpoint, logger='silent')),
-    'Pretrained': by_init_cfg,
+WAYS = {
+    'load_weights': load_weights,
+    'load_state_dict': lambda m, file: m.load_state_dict(torch.load(file)['state_dict']),
+    'load_from': partial(load_checkpoint, logger='silent'),
 }
 
 
-@pytest.mark.parametrize('way', LOADERS)
-def test_the_shape_decides_on_every_way(tmp_path, way):
-    trained = build(attn_cfg=SIZED)
-    file = save(tmp_path / 'a.pth', trained.state_dict(), 'backbone.')
-    module = LOADERS[way](file, attn_cfg=SIZED, img_size=(64, 96))
-    gates, expected = (m.stages[0]['blocks'][0].attn.gate_matrix for m in (module, trained))
-    resized = nn.functional.interpolate(expected, (16, 24), mode='bilinear')
-    torch.testing.assert_close(gates, resized)
-    torch.testing.assert_close(module.norm3.weight, trained.norm3.weight)
+def load(way, file, build=build, **kwargs):
+    if way == 'Pretrained':
+        module = build(init_cfg=dict(type=way, checkpoint=file), **kwargs)
+        quiet_init(module)
+        return module
+    module = nn.ModuleDict(dict(backbone=build(**kwargs)))
+    WAYS[way](module, file)
+    return module['backbone']
 
 
-@pytest.mark.parametrize('way', LOADERS)
-def test_weights_of_halves_are_resized_in_the_precision_of_the_module(tmp_path, way):
-    trained = build(attn_cfg=SIZED).half()
+each_way = pytest.mark.parametrize('way', [*WAYS, 'Pretrained'])
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float16])
+@each_way
+def test_weights_are_resized_on_every_way_in_the_precision_of_the_module(tmp_path, way, dtype):
+    trained = build(attn_cfg=SIZED).to(dtype)
     file = save(tmp_path / 'a.pth', trained.state_dict(), 'backbone.')
-    module = LOADERS[way](file, attn_cfg=SIZED, img_size=(64, 96))
+    module = load(way, file, attn_cfg=SIZED, img_size=(64, 96))
     gates, given = (m.stages[0]['blocks'][0].attn.gate_matrix for m in (module, trained))
     resized = nn.functional.interpolate(given.float(), (16, 24), mode='bilinear')
     torch.testing.assert_close(gates, resized)
+    torch.testing.assert_close(module.norm3.weight, trained.norm3.weight.float())
 
 
 def test_resized_names_are_reported(tmp_path):
@@ -83,19 +71,19 @@ def swin(**options):
     return MODELS.build(dict(dict(type='Swin', arch='micro', out_indices=-1), **options))
 
 
-@pytest.mark.parametrize('way', LOADERS)
+@each_way
 def test_tables_of_other_windows_are_refused_on_every_way(tmp_path, way):
     file = save(tmp_path / 'a.pth', swin(window_size=14).state_dict(), 'backbone.')
 
     with pytest.raises(ValueError, match=r'windows of 14, 14, 14, 7 .* of 7; .* window_size=14'):
-        LOADERS[way](file, build=swin)
+        load(way, file, build=swin)
 
 
-@pytest.mark.parametrize('way', LOADERS)
+@each_way
 def test_tables_of_other_windows_are_resized_by_choice(tmp_path, way):
     trained = swin(window_size=14)
     file = save(tmp_path / 'a.pth', trained.state_dict(), 'backbone.')
-    module = LOADERS[way](file, build=swin, resize_windows=True)
+    module = load(way, file, build=swin, resize_windows=True)
     table, own = (m.stages[0]['blocks'][0].attn.attn.relative_bias for m in (trained, module))
     resized = nn.functional.interpolate(table, (13, 13), mode='bicubic')
     torch.testing.assert_close(own, resized)

@@ -7,16 +7,16 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
-from conftest import ROOT, quiet_init, run_script
+from conftest import ROOT, Call, micro_config, quiet_init, run_script
 from mmengine.runner import load_checkpoint
 from saved_weights import build, same, save
-from test_checkpoint_files import Call
 
 from mmlaplace.checkpoints import write_weights
 from mmlaplace.commands.toolbox_scripts import check_checkpoints
@@ -48,18 +48,26 @@ class Website(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
 
-@pytest.fixture
-def website(tmp_path, monkeypatch):
-    """A folder on the loopback; a file comes ``delay`` seconds late and ``cut`` bytes short."""
-    monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'torch_home'))
-    with ThreadingHTTPServer(('127.0.0.1', 0), Website) as server:
+@contextmanager
+def serving(handler):
+    """A server on the loopback."""
+    with ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        server.asked, server.cut, server.delay = [], 0, 0
+        server.asked, server.cut = [], 0
         server.address = f'http://127.0.0.1:{server.server_port}'
-        server.folder, server.cache = tmp_path / 'site', tmp_path / 'torch_home/hub/checkpoints'
-        server.folder.mkdir()
         yield server
         server.shutdown()
+
+
+@pytest.fixture
+def website(tmp_path, monkeypatch):
+    """A folder as a website; a file comes ``delay`` seconds late and ``cut`` bytes short."""
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'torch_home'))
+    with serving(Website) as server:
+        server.folder, server.cache = tmp_path / 'site', tmp_path / 'torch_home/hub/checkpoints'
+        server.folder.mkdir()
+        server.delay = 0
+        yield server
 
 
 @pytest.fixture
@@ -126,12 +134,11 @@ def test_a_date_or_a_number_of_steps_in_an_address_is_no_digits(website, number)
     read_state_dict(f'{website.address}/a-{number}.pth')
 
 
-@pytest.mark.parametrize('damage', [lambda content: content[:-100], lambda content: b'other'])
-def test_a_copy_that_its_digits_do_not_fit_is_downloaded_again(website, damage):
+def test_a_copy_that_its_digits_do_not_fit_is_downloaded_again(website):
     address = with_digits(website)
     read = read_state_dict(address)
     (name,) = kept(website)
-    (website.cache / name).write_bytes(damage((website.cache / name).read_bytes()))
+    (website.cache / name).write_bytes(b'other')
     again = read_state_dict(address)
     assert all(torch.equal(again[key], read[key]) for key in read) and len(website.asked) == 2
 
@@ -257,22 +264,21 @@ def test_a_converter_writes_safetensors_of_a_map_by_the_name(tmp_path):
 
 def test_weights_alone_are_not_resumed(hub, monkeypatch):
     write_weights(hub.folder / 'o/n/model.safetensors', build().state_dict(), {})
-    script = toolbox_script('mmpretrain', 'train.py')
-    config = ROOT / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
-    monkeypatch.setattr(sys, 'argv', ['', str(config), '--cfg-options', 'load_from=hf://o/n'])
-    check_checkpoints(script)
-    monkeypatch.setattr(sys, 'argv', ['', str(config), '--cfg-options', 'load_from=no/file.pth'])
+
+    def check(*options):
+        monkeypatch.setattr(sys, 'argv', ['', str(micro_config('laplacianformer')), *options])
+        check_checkpoints(toolbox_script('mmpretrain', 'train.py'))
+
+    check('--cfg-options', 'load_from=hf://o/n')
     with pytest.raises(SystemExit, match='there is no checkpoint no/file.pth; check the path'):
-        check_checkpoints(script)
-    monkeypatch.setattr(sys, 'argv', ['', str(config), '--resume', 'hf://o/n'])
+        check('--cfg-options', 'load_from=no/file.pth')
     with pytest.raises(SystemExit, match='hf://o/n has weights alone.*load_from=hf://o/n'):
-        check_checkpoints(script)
+        check('--resume', 'hf://o/n')
 
 
-@pytest.mark.parametrize(
-    ('package', 'source'),
-    [('safetensors', '{}/a.safetensors'), ('huggingface_hub', 'hf://o/n'), ('timm', 'timm://vit')],
-)
+@pytest.mark.parametrize(('package', 'source'), [
+    ('safetensors', '{}/a.safetensors'), ('huggingface_hub', 'hf://o/n'), ('timm', 'timm://vit'),
+])  # fmt: skip
 def test_a_missing_package_is_named(hub, monkeypatch, package, source):
     write_weights(hub.folder / 'a.safetensors', build().state_dict(), {})
     monkeypatch.setitem(sys.modules, package, None)

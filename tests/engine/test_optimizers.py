@@ -223,9 +223,8 @@ def test_the_log_has_the_decay_that_acts():
 
 
 def test_an_optimizer_given_as_a_class_decays_by_its_default():
-    assert undecayed(nn.Linear(2, 2), optimizer=dict(type=torch.optim.AdamW, lr=LR)) == {'bias'}
     decays = settings(nn.Linear(2, 2), 'weight_decay', False, dict(type=torch.optim.AdamW, lr=LR))
-    assert decays['weight'] == 0.01  # of torch
+    assert decays == dict(weight=0.01, bias=0.0)  # of torch
 
 
 def test_the_longest_of_several_custom_keys_counts():

@@ -8,8 +8,7 @@ import pytest
 import torch
 from mmengine.model import BaseModel
 from mmengine.registry import HOOKS
-from mmengine.runner import Runner
-from saved_weights import build
+from saved_weights import build, train
 
 from mmlaplace.analysis.recording import steps_watched
 from mmlaplace.engine import RedrawFeaturesHook
@@ -33,41 +32,21 @@ class Toy(BaseModel):
         return dict(loss=(features - torch.rand_like(features)).square().mean())
 
 
-def train(folder, model, **hook):
-    """Four iterations of mmengine's Runner on noise, with the hook where it has options."""
-    torch.manual_seed(1)
-    # Of four batches: mmengine waits for two seconds before it begins with its data again.
-    data = [dict(inputs=torch.randn(3, 32, 32), data_samples=None) for _ in range(16)]
-    sampler = dict(type='DefaultSampler', shuffle=True)
-    with mock.patch.object(Runner, '_log_env'):  # which asks all compilers for their version
-        runner = Runner(
-            model, str(folder), dict(dataset=data, batch_size=4, num_workers=0, sampler=sampler),
-            train_cfg=dict(by_epoch=False, max_iters=4),
-            optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)),
-            default_hooks=dict(checkpoint=None, logger=dict(type='LoggerHook', interval=1)),
-            custom_hooks=[dict(type=HOOK, **hook)] if hook else [],
-            visualizer=dict(type='Visualizer', vis_backends=[dict(type='LocalVisBackend')]),
-            log_processor=dict(by_epoch=False), log_level='WARNING', randomness=dict(seed=0),
-            experiment_name=folder.name,
-        )  # fmt: skip
-    runner.train()
-
-
-def logged(folder) -> list:
-    """What the hook wrote at each look."""
-    lines = next(folder.rglob('scalars.json')).read_text().splitlines()
-    return [line for line in map(json.loads, lines) if 'attention/share/stage1' in line]
-
-
 def test_training_is_the_same_with_it_and_each_stage_is_logged_every_interval(tmp_path):
     one, other = Toy(), Toy()
     other.load_state_dict(one.state_dict())
-    train(tmp_path / 'without', one)
-    train(tmp_path / 'with', other, interval=2, images=2)
+    options = dict(
+        default_hooks=dict(checkpoint=None, logger=dict(type='LoggerHook', interval=1)),
+        visualizer=dict(type='Visualizer', vis_backends=[dict(type='LocalVisBackend')]),
+    )
+    train(tmp_path / 'without', one, **options)
+    hook = dict(type=HOOK, interval=2, images=2)
+    train(tmp_path / 'with', other, custom_hooks=[hook], **options)
     before, after = one.state_dict(), other.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert all(part.training for part in other.modules())
-    looks = logged(tmp_path / 'with')
+    lines = next((tmp_path / 'with').rglob('scalars.json')).read_text().splitlines()
+    looks = [line for line in map(json.loads, lines) if 'attention/share/stage1' in line]
     assert [line['step'] for line in looks] == [2, 4]
     figures = [f'{name}/stage{i}' for name in ('share', 'gamma', 'condition') for i in STAGES]
     for line in looks:
@@ -76,10 +55,8 @@ def test_training_is_the_same_with_it_and_each_stage_is_logged_every_interval(tm
 
 
 def test_images_of_other_sizes_than_the_first_are_left_out():
-    hook = HOOKS.build(dict(type=HOOK, images=3))
     images = [torch.randn(3, side, 32) for side in (32, 48, 32, 32)]
-    batch = dict(inputs=images, data_samples=[None] * 4)
-    found = hook._inputs(Toy(), batch)
+    found = HOOKS.build(dict(type=HOOK, images=3))._inputs(Toy(), dict(inputs=images))
     assert torch.equal(found, torch.stack([images[0], images[2]]))
 
 
@@ -178,6 +155,6 @@ def draw(rank, store):
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
 def test_all_processes_of_a_training_get_the_same_features(tmp_path):
-    torch.multiprocessing.spawn(draw, (tmp_path / 'store',), nprocs=2)
+    store = tmp_path / 'store'
+    torch.multiprocessing.start_processes(draw, (store,), nprocs=2, start_method='fork')

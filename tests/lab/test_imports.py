@@ -1,10 +1,8 @@
 """The studies can be imported where nothing draws."""
 
 import json
-import subprocess
-import sys
 
-from conftest import ROOT
+from conftest import run_python
 
 CODE = """
 import importlib, json, pkgutil, sys
@@ -21,9 +19,7 @@ print(json.dumps([len(names), heavy]))
 
 
 def test_no_module_imports_matplotlib_or_pandas():
-    result = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-c', CODE], cwd=ROOT, capture_output=True, text=True
-    )
+    result = run_python('-c', CODE)
     assert result.returncode == 0, result.stderr
     number, heavy = json.loads(result.stdout)
     assert number > 30 and heavy == {}

@@ -1,9 +1,7 @@
 """Shared parts of commands: output files, error messages, scripts, toolboxes."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from functools import partial
 from importlib.util import find_spec
@@ -11,7 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import ROOT, run_script
+from conftest import ROOT, micro_config, refusal_of, run_python, run_script
 from mmengine.config import Config
 
 from mmlaplace import toolboxes
@@ -22,41 +20,40 @@ from mmlaplace.model_zoo import read_models
 from mmlaplace.toolboxes import TOOLBOXES, require_toolbox, toolbox_script
 
 
-def parser() -> ToolParser:
-    parser = ToolParser('What it does.')
-    parser.add_trained_model('classifier')
-    parser.add_output('--out')
-    return parser
+@pytest.fixture
+def refusal(capsys):
+    """The sentence with which a parser refuses words."""
+
+    def refusal(parser, *words) -> str:
+        with pytest.raises(SystemExit, match='2'):
+            parser.parse_args(list(map(str, words)))
+        message = capsys.readouterr().err
+        assert message.count('\n') == 1
+        return message
+
+    return refusal
 
 
-def test_a_file_that_is_there_is_kept_unless_forced_and_a_folder_always(tmp_path, capsys):
-    kept = tmp_path / 'kept.json'
+def test_a_file_that_is_there_is_kept_unless_forced_and_a_folder_always(tmp_path, refusal):
+    tool, kept = ToolParser('What it does.'), tmp_path / 'kept.json'
+    tool.add_trained_model('classifier')
+    tool.add_output('--out')
     kept.touch()
-    words = ['config.py', 'a.pth', '--out', str(kept)]
-    with pytest.raises(SystemExit, match='2'):
-        parser().parse_args(words)
-    assert f'{kept} is there already; --force replaces it' in capsys.readouterr().err
-    args = parser().parse_args([*words, '--force'])
+    words = 'config.py', 'a.pth', '--out'
+    assert f'{kept} is there already; --force replaces it' in refusal(tool, *words, kept)
+    args = tool.parse_args([*words, str(kept), '--force'])
     assert (args.config, args.checkpoint, args.out) == ('config.py', 'a.pth', kept)
-    with pytest.raises(SystemExit, match='2'):
-        parser().parse_args(['config.py', 'a.pth', '--out', str(tmp_path), '--force'])
-    assert f'{tmp_path} is a folder' in capsys.readouterr().err
-    with pytest.raises(SystemExit, match='2'):
-        parser().parse_args(['config.py', 'a.pth', '--out', str(kept / 'in/it.json')])
-    assert f'as {kept} is a file' in capsys.readouterr().err
+    assert f'{tmp_path} is a folder' in refusal(tool, *words, tmp_path, '--force')
+    assert f'as {kept} is a file' in refusal(tool, *words, kept / 'in/it.json')
 
 
-def test_an_error_stands_alone_and_of_files_the_ending_is_checked(tmp_path, capsys):
+def test_an_error_stands_alone_and_of_files_the_ending_is_checked(tmp_path, refusal):
     tool = ToolParser('What it does.')
     tool.add_output('--picture', suffixes=command_line.PICTURES)
-    for words, said in (
-        (['--picture', f'{tmp_path}/a.xyz'], 'a.xyz must end with one of .jpeg, .jpg, .pdf, .png'),
-        (['--pictures', 'a.png'], 'unrecognized arguments: --pictures a.png; see --help'),
-    ):
-        with pytest.raises(SystemExit, match='2'):
-            tool.parse_args(words)
-        message = capsys.readouterr().err
-        assert said in message and message.count('\n') == 1
+    message = 'a.xyz must end with one of .jpeg, .jpg, .pdf, .png'
+    assert message in refusal(tool, '--picture', tmp_path / 'a.xyz')
+    message = 'unrecognized arguments: --pictures a.png; see --help'
+    assert message in refusal(tool, '--pictures', 'a.png')
     assert tool.parse_args(['--picture', f'{tmp_path}/a.PNG']).picture == tmp_path / 'a.PNG'
 
 
@@ -64,13 +61,12 @@ def test_an_error_stands_alone_and_of_files_the_ending_is_checked(tmp_path, caps
 def test_a_folder_for_data_that_is_a_file_is_one_sentence(tool, tmp_path):
     (tmp_path / 'file').touch()
     script = ROOT / f'tools/dataset_converters/{tool}_datasets.py'
-    result = run_script(script, '--out', tmp_path / 'file')
-    assert result.returncode == 2
-    assert result.stderr.endswith(f'--out {tmp_path / "file"} is a file; name a folder\n')
+    told = refusal_of(script, '--out', tmp_path / 'file')
+    assert told.endswith(f'--out {tmp_path / "file"} is a file; name a folder\n')
 
 
 def test_numbers_files_and_devices_that_cannot_be_end_the_tool_with_a_message(
-    tmp_path, monkeypatch, capsys
+    tmp_path, monkeypatch, refusal
 ):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
     tool = ToolParser('What it does.')
@@ -81,9 +77,7 @@ def test_numbers_files_and_devices_that_cannot_be_end_the_tool_with_a_message(
         ('--jobs 0', 'at least 1, got 0'), ('--device cuda', 'no GPU'),
         ('--device gpu', '--device gpu does not work here'),
     ):  # fmt: skip
-        with pytest.raises(SystemExit, match='2'):
-            tool.parse_args(words.split())
-        assert said in capsys.readouterr().err
+        assert said in refusal(tool, *words.split())
     (tmp_path / 'cut.json').write_text('{"a": ')
     for path in (tmp_path / 'cut.json', tmp_path / 'none.json'):
         with pytest.raises(SystemExit, match=f'{path} cannot be read as JSON'):
@@ -158,7 +152,7 @@ def test_a_base_has_no_backbone_to_build(tmp_path, monkeypatch):
         build_backbone(str(base))
 
 
-MICRO = ROOT / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
+MICRO = micro_config('laplacianformer')
 WEIGHTS = ('none.pth',)
 
 
@@ -179,16 +173,14 @@ def test_a_config_that_lacks_what_a_tool_reads_is_one_sentence(tool, arguments, 
     Config(cfg).dump(config)
     result = run_script(ROOT / 'tools' / tool, config, *arguments)
     assert result.returncode, result.stdout
-    assert result.stderr.splitlines()[-1].endswith(
-        f'{config} has no {"model.backbone" if missing == "model" else missing}; name a whole '
-        'config, and no base'
-    )
+    missing = 'model.backbone' if missing == 'model' else missing
+    message = f'{config} has no {missing}; name a whole config, and no base'
+    assert result.stderr.splitlines()[-1].endswith(message)
 
 
 def test_a_size_that_a_model_refuses_is_one_sentence():
-    result = run_script(ROOT / 'tools/analysis_tools/measure_model.py', MICRO, '--image-size', 1, 1)
-    assert result.returncode == 2
-    told = result.stderr.splitlines()[-1]
+    tool = ROOT / 'tools/analysis_tools/measure_model.py'
+    told = refusal_of(tool, MICRO, '--image-size', 1, 1).splitlines()[-1]
     assert str(MICRO) in told and 'at least 4 x 4 pixels, got shape (1, 3, 1, 1)' in told
 
 
@@ -213,9 +205,8 @@ def test_scripts_have_their_arguments_imports_and_logs(tmp_path):
     for name, text in (('script', SCRIPT), ('caller', CALLER)):
         (tmp_path / f'{name}.py').write_text(text)
     # The module without its package, which takes seconds to import.
-    env = dict(os.environ, PYTHONPATH=str(ROOT / 'mmlaplace/commands'))
-    command = [sys.executable, 'caller.py']
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=env)
+    path = str(ROOT / 'mmlaplace/commands')
+    result = run_python('caller.py', cwd=tmp_path, PYTHONPATH=path)
     assert result.returncode == 0, result.stderr
     fine, broken = map(eval, result.stdout.splitlines())
     assert fine == (0, "['fine'] True 1\nto the other stream")

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import CLASSIFICATION, ROOT, needs_torch, toolbox_config, toolbox_model
+from conftest import ROOT, micro_config, needs_torch, toolbox_config, toolbox_model
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, DefaultScope
 from processes import PATIENCE, run, signal_all, start_machines, wait_until
 
 pytestmark = pytest.mark.training
-MINI = CLASSIFICATION / 'laplacianformer/laplacianformer-micro_1xb32_mini.py'
+MINI = micro_config('laplacianformer')
 TRAIN, DIST_TRAIN = ROOT / 'tools/train.py', ROOT / 'tools/dist_train.sh'
 
 

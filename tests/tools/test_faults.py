@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-from conftest import ROOT
+from conftest import MICRO, ROOT, micro_config
 from mmengine import fileio
 from mmengine.config import Config
 from mmengine.logging import MessageHub
@@ -23,13 +23,8 @@ from processes import run
 from mmlaplace.engine import AtomicCheckpointHook, WholeFileBackend
 
 TOY = ROOT / 'tests/tools/toy_run.py'
-MINI = {
-    'mmpretrain': 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py',
-    'mmdet': 'detection/laplacianformer/mask-rcnn_laplacianformer-micro_fpn_mini.py',
-    'mmseg': 'segmentation/laplacianformer/laplacianformer-micro_upernet_1xb16_mini.py',
-}
 # As in our configs, but the next checkpoint replaces the last one, which is the hardest case.
-HOOK = dict(Config.fromfile(ROOT / 'configs' / MINI['mmpretrain']).default_hooks.checkpoint)
+HOOK = dict(Config.fromfile(micro_config('laplacianformer')).default_hooks.checkpoint)
 HOOK['max_keep_ckpts'] = 1
 
 
@@ -127,12 +122,11 @@ def test_an_image_of_more_pixels_than_pillow_opens_is_left_to_the_loader(tmp_pat
     assert found == (tmp_path / 'map.png').read_bytes()
 
 
-@pytest.mark.parametrize(
-    ('toolbox', 'kind'), [('mmpretrain', 'img'), ('mmdet', 'img'), ('mmseg', 'seg_map')]
-)
-def test_a_file_that_cannot_be_read_is_named(toolbox, kind, mini_data, tmp_path):
-    cfg = Config.fromfile(ROOT / 'configs' / MINI[toolbox])
-    name = dict(mmpretrain='classification', mmdet='detection', mmseg='segmentation')[toolbox]
+@pytest.mark.parametrize('model', ['laplacianformer', 'mask-rcnn', 'upernet'])
+def test_a_file_that_cannot_be_read_is_named(model, mini_data, tmp_path):
+    cfg, name = Config.fromfile(micro_config(model)), MICRO[model].partition('/')[0]
+    toolbox = cfg.default_scope
+    kind = 'seg_map' if toolbox == 'mmseg' else 'img'
     shutil.copytree(mini_data / name, tmp_path / name)
     dataset_cfg = dict(cfg.train_dataloader.dataset, data_root=str(tmp_path / name))
     with DefaultScope.overwrite_default_scope(toolbox):

@@ -2,14 +2,13 @@
 
 import os
 import re
-import runpy
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, fast_with, toolbox_config, toolbox_model
+from conftest import ROOT, Call, fast_with, micro_config, run_script, toolbox_config, toolbox_model
 from PIL import Image
 
 from mmlaplace.commands.toolbox_scripts import check_checkpoints
@@ -19,13 +18,9 @@ from mmlaplace.toolboxes import toolbox_script
 
 TOOLS = ROOT / 'tools'
 DEMO = ROOT / 'demo'
-CONFIGS = ROOT / 'configs'
-LAPLACIAN = CONFIGS / 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
+MODEL_NAMES = 'laplacianformer', 'softpp', 'polaformer-pvt', 'semantic-fpn', 'retinanet'
+LAPLACIAN, SOFTPP, PVT, FPN, RETINANET = map(micro_config, MODEL_NAMES)
 SOFTMAX = LAPLACIAN.with_name('laplacianformer-micro-softmax_1xb32_mini.py')
-SOFTPP = CONFIGS / 'classification/soft/softpp-micro_1xb32_mini.py'
-PVT = CONFIGS / 'classification/polaformer/polaformer-pvt-micro_1xb32_mini.py'
-FPN = CONFIGS / 'segmentation/laplacianformer/laplacianformer-micro_fpn_1xb16_mini.py'
-RETINANET = CONFIGS / 'detection/laplacianformer/retinanet_laplacianformer-micro_fpn_mini.py'
 
 # By the tool and what else tells cases apart: its arguments, with FILE and OUT for paths.
 LOADERS = {
@@ -59,18 +54,8 @@ HANDING_OVER = {
 EVERY_LOADER = fast_with(LOADERS, *(name for name in LOADERS if 'demo.py ' not in name))
 
 
-class Evil:
-    """Unpickling it makes a file."""
-
-    def __init__(self, marker):
-        self.marker = marker
-
-    def __reduce__(self):
-        return Path.touch, (self.marker,)
-
-
 def hostile(path):
-    torch.save(dict(state_dict={}, meta=dict(x=Evil(path.with_name('ran')))), path)
+    torch.save(dict(state_dict={}, meta=dict(x=Call(Path.touch, path.with_name('ran')))), path)
 
 
 def other(path):
@@ -78,14 +63,13 @@ def other(path):
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
+def run(tmp_path, monkeypatch):
     """Run a tool in this process, as from the command line; what it said, its exit status not 0."""
 
     def run(name, arguments) -> str:
         tool = TOOLS / name.split()[0]
         paths = dict(FILE=tmp_path / 'file.pth', OUT=tmp_path / 'out')
         words = [re.sub('FILE|OUT', lambda m: str(paths[m[0]]), str(word)) for word in arguments]
-        monkeypatch.setattr(sys, 'argv', [str(tool), *words])
         monkeypatch.chdir(tmp_path)
         Image.fromarray(np.zeros((48, 48, 3), np.uint8)).save('photo.png')
         for place, epoch in (('runs/textures', 4), ('resumed', 11)):
@@ -97,13 +81,11 @@ def run(tmp_path, monkeypatch, capsys):
         Path('data/mini/textures/train').mkdir(parents=True)
         Path('resumed/last_checkpoint').write_text(str(Path('resumed/epoch_11.pth').resolve()))
         before = set(tmp_path.rglob('*'))
-        with pytest.raises(BaseException) as raised:
-            runpy.run_path(str(tool), run_name='__main__')
+        result = run_script(tool, *words)
         assert not (tmp_path / 'ran').exists(), f'{name} ran the code'
         assert set(tmp_path.rglob('*')) == before
-        assert raised.type is SystemExit, raised.value
-        assert raised.value.code not in (None, 0)
-        return f'{capsys.readouterr().err}{raised.value.code}'
+        assert result.returncode
+        return result.stderr
 
     return run
 

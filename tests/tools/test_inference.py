@@ -1,12 +1,9 @@
 """Inference by the toolboxes' own functions, from any folder, with a config and a checkpoint."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, toolbox_config, toolbox_model
+from conftest import ROOT, run_python, toolbox_config, toolbox_model
 from PIL import Image
 
 from mmlaplace.toolboxes import TOOLBOXES as TABLE
@@ -69,6 +66,5 @@ def test_one_toolbox_alone(toolbox, tmp_path):
     Image.fromarray(pixels).save(tmp_path / 'image.png')
     (row,) = (row for row in TABLE.values() if row.package == toolbox)
     block = BLOCK.format(others=CASES.keys() - {toolbox}, with_mmcv_ops=row.needs_mmcv_ops)
-    command = [sys.executable, '-c', block + code, config, 'weights.pth', 'image.png']
-    result = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=tmp_path)
+    result = run_python('-c', block + code, config, 'weights.pth', 'image.png', cwd=tmp_path)
     assert result.returncode == 0, result.stderr[-3000:]

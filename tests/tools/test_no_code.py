@@ -47,16 +47,17 @@ class Teacher(nn.Module):
         load_checkpoint(self, teacher_ckpt, map_location='cpu')
 
 
-BACKBONE = dict(type='LaplacianFormer', arch='micro')
+def from_file(file, **options) -> dict:
+    return dict(type='Pretrained', checkpoint=file, **options)
+
+
 ROUTES = {
     'load_from': lambda file: load_checkpoint(nn.Linear(2, 2), file),
-    'the model': lambda file: BaseModule(dict(type='Pretrained', checkpoint=file)).init_weights(),
+    'the model': lambda file: BaseModule(from_file(file)).init_weights(),
     'the backbone': lambda file: MODELS.build(
-        dict(BACKBONE, init_cfg=dict(type='Pretrained', checkpoint=file))
+        dict(type='LaplacianFormer', arch='micro', init_cfg=from_file(file))
     ).init_weights(),
-    'a part of the model': lambda file: nn.Sequential(
-        BaseModule(dict(type='Pretrained', checkpoint=file, prefix='neck.'))
-    )[0].init_weights(),
+    'a part of the model': lambda file: BaseModule(from_file(file, prefix='neck.')).init_weights(),
     'a teacher': Teacher,
     '~': lambda file: load_checkpoint(nn.Linear(2, 2), f'~/{Path(file).name}'),
     'torchvision': lambda file: load_checkpoint(nn.Linear(2, 2), 'torchvision://resnet'),
@@ -155,15 +156,12 @@ def test_a_text_that_mmengine_would_run_is_left_out(refusing, tmp_path):
     assert read['meta'] == dict(epoch=1)
 
 
-@pytest.mark.parametrize(
-    ('pickled', 'message'),
-    [
-        (b'cmmengine.logging.history_buffer\nHistoryBuffer\n', '__setstate__'),
-        (b'ccollections\nCounter\n', 'sets attributes of Counter'),
-        (b'cnumpy\nndarray\n', '__setstate__'),
-        (b'ccollections\ndeque\n', "immutable type 'collections.deque'"),
-    ],
-)
+@pytest.mark.parametrize(('pickled', 'message'), [
+    (b'cmmengine.logging.history_buffer\nHistoryBuffer\n', '__setstate__'),
+    (b'ccollections\nCounter\n', 'sets attributes of Counter'),
+    (b'cnumpy\nndarray\n', '__setstate__'),
+    (b'ccollections\ndeque\n', "immutable type 'collections.deque'"),
+])  # fmt: skip
 def test_a_pickle_cannot_change_a_class(pickled, message, refusing, tmp_path):
     """A state of (None, dict) sets attributes of what it is given to."""
     (tmp_path / 'a.pth').write_bytes(b'\x80\x02' + pickled + b'N}U\x03popK\x01s\x86b.')
@@ -180,14 +178,14 @@ def test_train_py_refuses_an_init_cfg_with_code_and_resumes(tmp_path, mini_data,
     (tmp_path / 'data').mkdir()
     (tmp_path / 'data/mini').symlink_to(mini_data)
     hostile(tmp_path / 'file.pth')
-    options = [
-        'train_dataloader.dataset.indices=64', 'train_dataloader.num_workers=0',
-        'train_dataloader.persistent_workers=False', 'val_cfg=None', 'val_dataloader=None',
-        'val_evaluator=None',
-    ]  # fmt: skip
+    options = {
+        'train_dataloader.dataset.indices': 64, 'train_dataloader.num_workers': 0,
+        'train_dataloader.persistent_workers': False, 'val_cfg': None, 'val_dataloader': None,
+        'val_evaluator': None,
+    }  # fmt: skip
 
     def train(*arguments, **more):
-        words = [*options, *(f'{name}={value}' for name, value in more.items())]
+        words = [f'{name}={value}' for name, value in {**options, **more}.items()]
         command = [sys.executable, ROOT / 'tools/train.py', LAPLACIAN, '--work-dir', 'runs']
         environment = dict(os.environ, PYTHONPATH=str(ROOT))
         return run([*command, *arguments, '--cfg-options', *words], env=environment)

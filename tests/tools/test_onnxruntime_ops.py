@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from conftest import ROOT, load_tool, toolbox_model
+from conftest import ROOT, load_tool, micro_config, toolbox_model
 from mmengine.config import Config
 from onnx_files import assert_alike
 
@@ -17,7 +17,7 @@ from mmlaplace.ops.laplacian_kernel import laplacian_kernel_reference
 from mmlaplace.ops.nystrom_attention import nystrom_attention_reference
 
 FOLDER = ROOT / 'tools/deployment'
-CONFIG = ROOT / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
+CONFIG = micro_config('laplacianformer')
 INPUTS = ('q', 'k', 'v', 'landmarks', 'inverse', 'scale', 'rotary')
 KERNELS = dict(laplacian=laplacian_kernel_reference, gaussian=gaussian_kernel_reference)
 onnx = pytest.importorskip('onnx')

@@ -67,14 +67,12 @@ def words(capsys, script: str, cfg: Config, config: str = 'c.py') -> list:
     return capsys.readouterr().out.splitlines()
 
 
-CFG = Config(
-    dict(model=dict(backbone=dict(type='LaplacianFormer')), load_from='w.pth', work_dir='d')
-)
+MODEL = dict(backbone=dict(type='LaplacianFormer'))
+CFG = Config(dict(model=MODEL, load_from='w.pth', work_dir='d'))
 
 
-def test_a_training_ends_with_its_scores_and_the_next_commands(
-    hub, clone, monkeypatch, capsys, tmp_path
-):
+@pytest.mark.usefixtures('clone')
+def test_a_training_ends_with_its_scores_and_the_next_commands(hub, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, 'argv', ['train.py', 'c.py'])
     assert words(capsys, 'train', CFG) == ['', 'Trained: without scores.']
     for name in ('train/loss', 'val/data_time', 'val/accuracy/top1', 'val/accuracy/top5'):
@@ -95,16 +93,13 @@ def test_a_training_ends_with_its_scores_and_the_next_commands(
         assert words(capsys, 'train', CFG) == []
 
 
-def test_a_test_goes_on_with_the_options_of_its_command_line(
-    hub, clone, monkeypatch, capsys, tmp_path
-):
+@pytest.mark.usefixtures('clone')
+def test_a_test_goes_on_with_the_options_of_its_command_line(hub, monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', ['test.py', 'c.py', 'w.pth', '--cfg-options', 'a=1'])
     hub.log_scalars['test/own'] = HistoryBuffer([0.5], [1])
     _, said, *commands = words(capsys, 'test', CFG, 'configs/c.py')
     assert said == 'Tested: own 0.5. Checkpoint: w.pth'
-    assert [line.split(' ', 3)[3] for line in commands] == [
-        'IMAGE d/c.py w.pth',
-        'd/c.py w.pth --verify',
-    ]
+    ends = [line.split(' ', 3)[3] for line in commands]
+    assert ends == ['IMAGE d/c.py w.pth', 'd/c.py w.pth --verify']
     sequences = Config(dict(CFG, model=dict(backbone=dict(type='SequenceEncoder'))))
     assert words(capsys, 'test', sequences)[2:] == []

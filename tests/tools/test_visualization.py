@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn as nn
-from conftest import ROOT, load_tool, quiet_init, registered, toolbox_config, toolbox_model
+from conftest import load_tool, micro_config, quiet_init, registered, toolbox_config, toolbox_model
 from mmengine.config import Config
 from mmengine.registry import MODELS
 from PIL import Image
+from scipy.stats import entropy
 from torch import Tensor
 
 from mmlaplace.analysis.attention_rows import attention_map, attention_row, row_statistics
@@ -19,17 +20,12 @@ from mmlaplace.analysis.attention_statistics import statistics_by_stage
 from mmlaplace.analysis.recording import Mixed, mixed_by
 from mmlaplace.models import BaseAttention, QKVAttention
 from mmlaplace.models.layers import TransformerBlock
-from mmlaplace.ops import laplacian_kernel
 
 vis_attention = load_tool('tools/visualization/vis_attention.py')
 vis_cam = load_tool('tools/visualization/vis_cam.py')
 vis_predictions = load_tool('tools/visualization/vis_predictions.py')
-CONFIGS = ROOT / 'configs'
-LAPLACIAN = CONFIGS / 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
-SOFTPP = CONFIGS / 'classification/soft/softpp-micro_1xb32_mini.py'
-SWIN = CONFIGS / 'classification/polaformer/polaformer-swin-micro_1xb32_mini.py'
-RETINANET = CONFIGS / 'detection/laplacianformer/retinanet_laplacianformer-micro_fpn_mini.py'
-FPN = CONFIGS / 'segmentation/laplacianformer/laplacianformer-micro_fpn_1xb16_mini.py'
+MODEL_NAMES = 'laplacianformer', 'softpp', 'polaformer-swin', 'retinanet', 'semantic-fpn'
+LAPLACIAN, SOFTPP, SWIN, RETINANET, FPN = map(micro_config, MODEL_NAMES)
 PLAIN_SOFTMAX = dict(type='SoftmaxAttention')
 HEIGHT, WIDTH = 5, 7
 DIMS, HEADS = 32, 2
@@ -54,16 +50,11 @@ def mixed_from(backbone: OneBlock, prefix: int = 0) -> Mixed:
 
 
 @pytest.mark.sampled(10)
-@pytest.mark.parametrize(
-    'cfg',
-    [
-        dict(options, type=name)
-        for name in registered(QKVAttention)
-        if MODELS.get(name).mixes_tokens
-        for options in ({}, *MODELS.get(name).variants)
-    ],
-    ids=lambda cfg: '-'.join(map(str, cfg.values())),
-)
+@pytest.mark.parametrize('cfg', [
+    dict(options, type=name)
+    for name in registered(QKVAttention) if MODELS.get(name).mixes_tokens
+    for options in ({}, *MODELS.get(name).variants)
+], ids=lambda cfg: '-'.join(map(str, cfg.values())))  # fmt: skip
 def test_rows_are_the_matrix(cfg):
     """Values that are one for a key and zero for others are mixed to that key's column."""
     mixed = mixed_from(OneBlock(cfg))
@@ -86,9 +77,8 @@ def test_rows_are_the_matrix(cfg):
 def test_rows_in_windows_lie_where_their_keys_are(inner, shifted):
     """All rows times all values is what comes out, undone shift and padding included."""
     inner = dict(inner, qkv_bias=False)  # the values of the padding are zero then
-    backbone = OneBlock(
-        dict(type='WindowAttention', window_size=3, shifted=shifted, attn_cfg=inner)
-    )
+    windows = dict(type='WindowAttention', window_size=3, shifted=shifted, attn_cfg=inner)
+    backbone = OneBlock(windows)
     attention = backbone.block.attn
     attention.attn.proj = nn.Identity()
     x = torch.randn(1, HEIGHT * WIDTH, DIMS).double()
@@ -126,8 +116,7 @@ def test_maps_leave_the_class_token_out_and_spread_reduced_keys():
 
 
 def entropy_of(row):
-    shares = row.abs() / row.abs().sum()
-    return -torch.xlogy(shares, shares).sum().item() / np.log(len(row))
+    return entropy(row.abs()) / np.log(len(row))
 
 
 def test_reduced_keys_of_windows_count_once_each_and_those_beyond_the_tokens_add_up():
@@ -142,9 +131,8 @@ def test_reduced_keys_of_windows_count_once_each_and_those_beyond_the_tokens_add
     mixed = mixed_from(OneBlock(dict(PLAIN_SOFTMAX, pool_size=9)))  # of 5 x 7 tokens
     found = attention_map(mixed, (2, 3), head=1)
     assert found.sum().item() == pytest.approx(1) and found.shape == (HEIGHT, WIDTH)
-    assert row_statistics(mixed, found, (2, 3)).entropy == pytest.approx(
-        entropy_of(found.flatten()), abs=1e-6
-    )
+    seen = row_statistics(mixed, found, (2, 3))
+    assert seen.entropy == pytest.approx(entropy_of(found.flatten()), abs=1e-6)
 
 
 def test_distances_in_windows_are_shares_of_the_whole_map():
@@ -154,24 +142,12 @@ def test_distances_in_windows_are_shares_of_the_whole_map():
     assert (first['tokens'], first['far']) == (56 * 56, 0)
 
 
-def test_nystrom_rows_are_the_kernel_where_all_keys_are_landmarks():
-    mixed = mixed_from(OneBlock(dict(type='LaplacianAttention', num_landmarks=49, ridge=0.0)))
-    found = attention_map(mixed, (2, 3), head=1, matrix='nystrom')
-    turned = (mixed.attention.rotary(x, mixed.hw_shape) for x in (mixed.q, mixed.k))
-    kernel = laplacian_kernel(*turned, mixed.attention.bandwidth)
-    exact = kernel[0, 1, 2 * WIDTH + 3]
-    torch.testing.assert_close(found.flatten(), exact)
-
-
 @pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16])
 def test_nystrom_rows_are_those_that_attention_without_whitening_applies(dtype):
     """With rotary positions too, which the attention turns queries and keys by as it mixes."""
     cfg = dict(type='LaplacianAttention', num_landmarks=4, whitening='none', rope=True)
-    backbone = OneBlock(cfg)
-    mixed = mixed_from(backbone)
-    applied, row = (
-        attention_map(mixed, (2, 3), 1, matrix=matrix) for matrix in ('whitened', 'nystrom')
-    )
+    mixed = mixed_from(OneBlock(cfg))
+    applied, row = (attention_map(mixed, (2, 3), 1, matrix=m) for m in ('whitened', 'nystrom'))
     gamma = mixed.attention.gamma.flatten()[1]
     torch.testing.assert_close(applied, row * gamma / (HEIGHT * WIDTH))
     low = mixed._replace(**{name: getattr(mixed, name).to(dtype) for name in 'qkv'})
@@ -221,26 +197,13 @@ def test_vis_attention_shows_a_model_what_its_preprocessor_makes(tmp_path, monke
     unit = dict(mean=[0.0] * 3, std=[255.0] * 3)
     text = f'_base_ = {str(LAPLACIAN)!r}\ndata_preprocessor = {unit}\n'
     (tmp_path / 'unit.py').write_text(text)
-    seen, mixed_by_tool = [], vis_attention.mixed_by
-
-    def watched(backbone, kind, image):
-        seen.append(image)
-        return mixed_by_tool(backbone, kind, image)
-
-    monkeypatch.setattr(vis_attention, 'mixed_by', watched)
-    figure = draw(
-        vis_attention, monkeypatch, tmp_path / 'white.png', tmp_path / 'unit.py',
-        '--out', tmp_path / 'rows.png',
-    )  # fmt: skip
-    assert (seen[0] == 1).all() and seen[0].shape == (1, 3, 64, 64)
+    command = tmp_path / 'white.png', tmp_path / 'unit.py', '--out', tmp_path / 'rows.png'
+    with mock.patch.object(vis_attention, 'mixed_by', wraps=mixed_by) as watched:
+        figure = draw(vis_attention, monkeypatch, *command)
+    image = watched.call_args.args[2]
+    assert (image == 1).all() and image.shape == (1, 3, 64, 64)
     assert 'stage 1' in figure.get_suptitle()  # stage 2 has 4 x 4 places
     assert figure.axes[1].images[-1].get_array().shape == (8, 8)
-
-
-def inside(figure, text) -> bool:
-    """Whether a text is in the picture from its left to its right end."""
-    box = text.get_window_extent()
-    return box.x0 >= 0 and box.x1 <= figure.bbox.width
 
 
 def test_titles_fit_into_the_picture(tmp_path):
@@ -250,12 +213,14 @@ def test_titles_fit_into_the_picture(tmp_path):
     with mock.patch.object(vis_cam, 'save', wraps=vis_cam.save) as save:
         vis_cam.draw([vis_cam.Picture(pixels, pixels, 0, None, title)], name, tmp_path / 'cam.png')
     figure = save.call_args.args[0]
-    assert inside(figure, figure._suptitle) and inside(figure, figure.axes[1].title)
+    for text in (figure._suptitle, figure.axes[1].title):
+        box = text.get_window_extent()
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.width
 
 
 def test_a_stage_without_queries_and_keys_is_one_sentence(tmp_path, monkeypatch, capsys):
     Image.new('RGB', (64, 64)).save(tmp_path / 'black.png')
-    config = CONFIGS / 'classification/efficientvit/efficientvit-b0_8xb128_in1k.py'
+    config = LAPLACIAN.parents[1] / 'efficientvit/efficientvit-b0_8xb128_in1k.py'
     with pytest.raises(SystemExit, match='2'):
         draw(vis_attention, monkeypatch, tmp_path / 'black.png', config, '--stage', 2)
     assert '--stage 2: that block of' in capsys.readouterr().err
@@ -280,16 +245,12 @@ def with_random_weights(config, mini_data, folder) -> list:
     return [f'test_dataloader.dataset.data_root={data}']
 
 
-@pytest.mark.parametrize(
-    'config, arguments',
-    [
-        (LAPLACIAN, ()),
-        (SWIN, ('--method', 'EigenCAM', '--target-layers', 2, '--target-category', 3)),
-        (RETINANET, ('--method', 'LayerCAM', '--target-layers', 2, 'neck.fpn_convs.0')),
-        (FPN, ('--method', 'LayerCAM', '--target-layers', 1)),
-    ],
-    ids=lambda value: value.stem if hasattr(value, 'stem') else '-'.join(map(str, value)),
-)
+@pytest.mark.parametrize('config, arguments', [
+    (LAPLACIAN, ()),
+    (SWIN, ('--method', 'EigenCAM', '--target-layers', 2, '--target-category', 3)),
+    (RETINANET, ('--method', 'LayerCAM', '--target-layers', 2, 'neck.fpn_convs.0')),
+    (FPN, ('--method', 'LayerCAM', '--target-layers', 1)),
+], ids=lambda value: getattr(value, 'stem', None))  # fmt: skip
 def test_vis_cam_heats_every_image(config, arguments, mini_data, tmp_path, monkeypatch):
     monkeypatch.setattr(vis_cam, 'MIN_SCORE', 0.0)  # random weights are sure of nothing
     options = with_random_weights(config, mini_data, tmp_path)
@@ -311,14 +272,13 @@ def test_vis_cam_heats_every_image(config, arguments, mini_data, tmp_path, monke
 
 
 def test_vis_predictions_takes_grey_images_and_classes_without_names():
-    tool = load_tool('tools/visualization/vis_predictions.py')
     sample = mock.Mock()
     data = dict(inputs=torch.full((1, 28, 28), 200, dtype=torch.uint8), data_samples=sample)
-    image = tool.enlarged(data, gamma=1.0)
+    image = vis_predictions.enlarged(data, gamma=1.0)
     assert image.shape == (644, 644, 3) and (image == 200).all()
     sample.gt_label, sample.pred_label = torch.tensor([3]), torch.tensor([5])
     sample.pred_score = torch.tensor([0.1, 0.9])
-    assert tool.classified(image, sample, None, None)[1] == '5 (90%)\ntrue: 3'
+    assert vis_predictions.classified(image, sample, None, None)[1] == '5 (90%)\ntrue: 3'
 
 
 @pytest.mark.sampled(3)

@@ -5,6 +5,7 @@ HOOK is a dict in JSON. What is found after each kill is written into FOLDER/kil
 """
 
 import builtins
+import io
 import json
 import os
 import signal
@@ -75,33 +76,20 @@ def die_at(moment: int, folder: Path) -> None:
             if passed == moment:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    class HalfWritten:
+    class HalfWritten(io.FileIO):
         """A file that is half written when its process dies."""
 
-        def __init__(self, file) -> None:
-            self.file = file
-
-        def __getattr__(self, name):
-            return getattr(self.file, name)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *args) -> None:
-            self.file.close()
-
-        def write(self, content) -> None:
+        def write(self, content) -> int:
             half = len(content) // 2
-            self.file.write(content[:half])
-            self.file.flush()
-            pass_moment(self.file.name)
-            self.file.write(content[half:])
+            super().write(content[:half])
+            pass_moment(self.name)
+            return half + super().write(content[half:])
 
     def open_file(path, mode='r', *args, **kwargs):
-        file = plain_open(path, mode, *args, **kwargs)
         if mode in ('w', 'wb') and ('.pth' in str(path) or 'last_checkpoint' in str(path)):
-            return HalfWritten(file)
-        return file
+            file = HalfWritten(path, 'w')
+            return file if mode == 'wb' else io.TextIOWrapper(file, write_through=True)
+        return plain_open(path, mode, *args, **kwargs)
 
     def after(function):
         def then_pass(path, *args, **kwargs):

@@ -133,8 +133,8 @@ class KeepsAnAverage(Right):
 class UnsavedState(Right):
     """point: save"""
 
-    def __init__(self, embed_dims, num_heads, input_resolution, **kwargs):
-        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
         self.drawn = torch.rand(())
 
     def mix(self, q, k, v, hw_shape):  # FAULT

@@ -3,11 +3,10 @@
 import importlib
 import json
 import re
-import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, registered
+from conftest import ROOT, registered, run_python
 from mmengine.registry import MODELS
 
 from mmlaplace.__main__ import main
@@ -78,11 +77,8 @@ def test_bad_input_ends_in_a_sentence_and_writes_nothing(
 
 
 def test_a_constructor_that_needs_more_fails_and_says_where(tmp_path, capsys):
-    (tmp_path / 'a.py').write_text(
-        HEAD + 'class Mine(QKVAttention):\n    def __init__(self, embed_dims, num_heads, '
-        f'input_resolution, order):\n        super().__init__(embed_dims, num_heads, '
-        f'input_resolution)\n{MIX}'
-    )
+    init = '    def __init__(self, *args, order, **kwargs):\n        super().__init__()\n'
+    (tmp_path / 'a.py').write_text(f'{HEAD}class Mine(QKVAttention):\n{init}{MIX}')
     assert main(['compare', 'a.py:Mine', '--contract']) == 1
     assert re.search("FAILED +build .*missing 1 required .*'order'", capsys.readouterr().out)
     assert main(['compare', 'a.py:Mine']) == 1
@@ -161,18 +157,12 @@ def test_a_run_ends_in_a_page_with_configs_and_continues(tmp_path, monkeypatch, 
     assert 'no result' not in text
     assert set(re.findall(r'src="(data:image/png|[^"]*)', page)) == {'data:image/png'}
     configs = [out / 'configs' / recipe.file.replace('NAME', 'elu') for recipe in RECIPES]
-    done = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-c', CHECK, *configs], cwd=ROOT, capture_output=True,
-        text=True,
-    )  # fmt: skip
+    done = run_python('-c', CHECK, *configs)
     assert done.returncode == 0, done.stderr
     built = [eval(line) for line in done.stdout.splitlines() if line.startswith('[')]
     swin, deit, pvt, detector = built  # the toolboxes print lines too
-    assert (
-        swin
-        == detector
-        == ['WindowAttention/EluAttention'] * 4 + ['WindowAttention/SoftmaxAttention'] * 8
-    )
+    windows = [f'WindowAttention/{name}Attention' for name in ['Elu'] * 4 + ['Softmax'] * 8]
+    assert swin == detector == windows
     assert set(deit) == set(pvt) == {'EluAttention/NoneType'}
 
     log = (out / 'runs/tasks.jsonl').read_text()

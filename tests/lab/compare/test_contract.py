@@ -19,10 +19,9 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize(
-    'name',
-    [pytest.param(n, marks=() if n == 'LinearAttention' else pytest.mark.thorough) for n in OURS],
-)
+@pytest.mark.parametrize('name', [
+    pytest.param(n, marks=() if n == 'LinearAttention' else pytest.mark.thorough) for n in OURS
+])  # fmt: skip
 def test_an_attention_of_ours_keeps_what_it_promises(name):
     findings = {finding.point: finding for finding in check_contract(MODELS.get(name))}
     assert list(findings) == list(POINTS)
@@ -35,8 +34,8 @@ def test_an_attention_of_ours_keeps_what_it_promises(name):
 @pytest.mark.parametrize('name', BROKEN)
 def test_a_planted_fault_is_found_at_its_line(name):
     cls = BROKEN[name]
-    findings = {finding.point: finding for finding in check_contract(cls)}
-    found = findings[cls.__doc__.removeprefix('point: ')]
+    point = cls.__doc__.removeprefix('point: ')
+    found = next(finding for finding in check_contract(cls) if finding.point == point)
     assert found.state == FAILED and found.text
     assert found.line.startswith(f'{inspect.getsourcefile(cls)}:') and 'FAULT' in found.line
     first, number = inspect.getsourcelines(cls)

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from conftest import ROOT, load_tool, run_script
+from conftest import ROOT, load_tool, output_of, refusal_of, run_script
 from PIL import Image
 
 from mmlaplace.lab.lra import LRAListOps, LRAPixels, LRAText
@@ -15,10 +15,6 @@ from mmlaplace.lab.lra.storage import make_folder, read_split, write_split
 
 MAKE = ROOT / 'tools/dataset_converters/make_lra_datasets.py'
 CONVERT = ROOT / 'tools/dataset_converters/convert_lra.py'
-
-
-def made(out, *arguments):
-    return run_script(MAKE, '--size', 'mini', '--count', 40, '--out', out, *arguments)
 
 
 def write(path, text) -> None:
@@ -31,17 +27,16 @@ def content(folder) -> dict:
 
 
 def test_listops_is_made_once_and_replaced_only_by_force(tmp_path):
-    first = made(tmp_path, '--tasks', 'listops')
-    assert first.returncode == 0, first.stderr
+    words = (MAKE, '--size', 'mini', '--count', 40, '--out', tmp_path, '--tasks', 'listops')
+    output_of(*words)
     splits = {s: LRAListOps(str(tmp_path / 'listops_mini'), s) for s in ('train', 'val', 'test')}
     assert {split: len(data) for split, data in splits.items()} == dict(train=40, val=4, test=4)
     assert len({sample['img'].tobytes() for data in splits.values() for sample in data}) == 48
     before = content(tmp_path)
-    assert 'is there already' in made(tmp_path, '--tasks', 'listops').stdout
-    other = made(tmp_path, '--tasks', 'listops', '--seed', 1)
-    assert other.returncode == 2 and 'made with other settings' in other.stderr
+    assert 'is there already' in output_of(*words)
+    assert 'made with other settings' in refusal_of(*words, '--seed', 1)
     assert content(tmp_path) == before
-    assert made(tmp_path, '--tasks', 'listops', '--seed', 1, '--force').returncode == 0
+    output_of(*words, '--seed', 1, '--force')
     assert content(tmp_path) != before
 
 
@@ -162,14 +157,9 @@ OFFICIAL = {
 }  # fmt: skip
 
 
-def convert(task, root):
-    return run_script(CONVERT, task, root, '--out', root / 'lra')
-
-
 def converted(task, root):
     OFFICIAL[task](root)
-    said = convert(task, root)
-    assert said.returncode == 0, said.stderr
+    output_of(CONVERT, task, root, '--out', root / 'lra')
     return str(root / 'lra' / task)
 
 
@@ -195,9 +185,8 @@ def test_papers_are_stored_once_by_split_and_cut_at_ten_thousand_characters(tmp_
 
 def test_pictures_become_grey_and_the_last_tenth_is_held_out(tmp_path):
     folder = converted('image', tmp_path)
-    train, val, test = (
-        LRAPixels(folder, s, black_is_padding=True) for s in ('train', 'val', 'test')
-    )
+    splits = ('train', 'val', 'test')
+    train, val, test = (LRAPixels(folder, split, black_is_padding=True) for split in splits)
     assert [len(train), len(val), len(test)] == [18, 2, 4]
     # 0.2989 * 255.5 = 76.4, of which TensorFlow drops the fraction.
     assert set(train[0]['img'].ravel()) == {76} and train[0]['img'].shape == (1, 1024)
@@ -219,7 +208,7 @@ def test_official_listops_and_pathfinder_are_read(tmp_path):
 def test_missing_official_files_are_named_with_their_source(tmp_path):
     official_image(tmp_path)
     (tmp_path / 'cifar-10-batches-bin/data_batch_4.bin').unlink()
-    said = convert('image', tmp_path)
+    said = run_script(CONVERT, 'image', tmp_path, '--out', tmp_path / 'lra')
     assert said.returncode == 1
     assert re.search(r'data_batch_4\.bin.*cifar-10-binary\.tar\.gz from https://', said.stderr)
     assert not (tmp_path / 'lra').exists()
@@ -233,9 +222,8 @@ def test_official_files_that_were_cut_off_get_a_sentence(tmp_path, task):
             path.unlink()  # of folders that are there
         elif path.is_file():
             path.write_bytes(path.read_bytes()[: -10_010 if task == 'retrieval' else -9])
-    said = convert(task, tmp_path)
-    assert said.returncode == 2, said.stderr
-    assert re.search(r'cannot be converted \(.*; if .* unpack .*gz again', said.stderr)
+    said = refusal_of(CONVERT, task, tmp_path, '--out', tmp_path / 'lra')
+    assert re.search(r'cannot be converted \(.*; if .* unpack .*gz again', said)
     assert not (tmp_path / 'lra' / task).exists()
 
 
@@ -254,6 +242,6 @@ def as_eps(path) -> None:
 def test_a_picture_of_another_kind_or_place_is_named(tmp_path, change, message):
     official_pathfinder(tmp_path)
     change(tmp_path / PATHFINDER / 'imgs/2/sample_1.png')
-    said = convert('pathfinder', tmp_path)
-    assert said.returncode == 2 and re.search(message, said.stderr), said.stderr
+    said = refusal_of(CONVERT, 'pathfinder', tmp_path, '--out', tmp_path / 'lra')
+    assert re.search(message, said)
     assert not (tmp_path / 'lra/pathfinder').exists()

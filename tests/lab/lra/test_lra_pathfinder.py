@@ -1,6 +1,7 @@
 """Pathfinder: the label is what the picture shows."""
 
 import numpy as np
+from scipy import ndimage
 
 from mmlaplace.lab.lra.pathfinder import LEVELS, PathfinderSettings, make_picture
 
@@ -17,28 +18,12 @@ def pictures(count: int, settings: PathfinderSettings) -> list:
     return [make_picture(rng, settings) for _ in range(count)]
 
 
-def connected(lit: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """The lit pixels that are reached from one, also diagonally."""
-    found, edge = np.zeros_like(lit), [tuple(start)]
-    while edge:
-        row, column = edge.pop()
-        inside = 0 <= row < len(lit) and 0 <= column < len(lit)
-        if inside and lit[row, column] and not found[row, column]:
-            found[row, column] = True
-            edge += [(row + i, column + j) for i in (-1, 0, 1) for j in (-1, 0, 1)]
-    return found
-
-
-def ends(settings: PathfinderSettings, path: list) -> np.ndarray:
-    return np.stack([path[0].at(settings.margin), path[-1].at(settings.margin + settings.length)])
-
-
 def test_the_label_is_whether_the_discs_are_connected():
     for picture in pictures(12, SOLID):
-        lit = picture.pixels > 100
+        components, _ = ndimage.label(picture.pixels > 100, structure=np.ones((3, 3)))
         one, other = np.minimum(picture.discs.astype(int), SOLID.side - 1)
-        assert lit[tuple(one)] and lit[tuple(other)]
-        assert connected(lit, one)[tuple(other)] == bool(picture.label)
+        assert components[tuple(one)] and components[tuple(other)]
+        assert (components[tuple(one)] == components[tuple(other)]) == bool(picture.label)
 
 
 def test_paths_end_at_discs_and_have_their_bars_with_gaps_between():
@@ -47,12 +32,14 @@ def test_paths_end_at_discs_and_have_their_bars_with_gaps_between():
         assert [len(path) for path in picture.paths] == [settings.bars] * 2
         assert all(len(path) == settings.distractor_bars for path in picture.distractors)
         assert len(picture.distractors) <= settings.distractors
-        points = np.concatenate([ends(settings, path) for path in picture.paths])
+        last = settings.margin + settings.length
+        ends = [end for path in picture.paths
+                for end in (path[0].at(settings.margin), path[-1].at(last))]  # fmt: skip
         for disc in picture.discs:
-            assert np.hypot(*(points - disc).T).min() < 1e-9
+            assert np.hypot(*(np.stack(ends) - disc).T).min() < 1e-9
         for path in picture.paths:
             for bar, after in zip(path, path[1:]):
-                gap = after.at(settings.margin) - bar.at(settings.margin + settings.length)
+                gap = after.at(settings.margin) - bar.at(last)
                 # Straight on it is two margins. A turn brings the bars nearer.
                 assert np.hypot(*gap) <= 2 * settings.margin + 1e-9
                 turn = (after.angle - bar.angle + np.pi) % (2 * np.pi) - np.pi

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, run_script
+from conftest import ROOT, output_of, refusal_of
 from mmengine.config import Config
 from mmengine.registry import MODELS
 from PIL import Image
@@ -22,10 +22,9 @@ POLA = ROOT / 'configs/classification/polaformer/polaformer-pvt-micro_1xb32_mini
 def draw(name, folder, *arguments) -> dict:
     """The numbers of a figure, which is drawn twice: as it is made, and from its numbers."""
     picture = folder / f'{name}.png'
-    result = run_script(TOOL, name, '--out', picture, '--device', 'cpu', *arguments)
-    assert result.returncode == 0, result.stderr
+    output_of(TOOL, name, '--out', picture, '--device', 'cpu', *arguments)
     again = folder / 'again.png'
-    run_script(TOOL, name, '--out', again, '--force', '--numbers', picture.with_suffix('.json'))
+    output_of(TOOL, name, '--out', again, '--force', '--numbers', picture.with_suffix('.json'))
     assert picture.stat().st_size > 5000 and again.read_bytes() == picture.read_bytes()
     return json.loads(picture.with_suffix('.json').read_text())
 
@@ -65,8 +64,8 @@ def test_memory_over_tokens_is_quadratic_with_matrices_and_linear_without():
 def test_numbers_that_are_there_are_kept(tmp_path, monkeypatch):
     numbers = tmp_path / 'figure.json'
     numbers.write_text('mine')
-    result = run_script(TOOL, 'softpp-1a', '--out', numbers.with_suffix('.png'))
-    assert result.returncode == 2 and f'{numbers} is there already; --force' in result.stderr
+    told = refusal_of(TOOL, 'softpp-1a', '--out', numbers.with_suffix('.png'))
+    assert f'{numbers} is there already; --force' in told
     assert numbers.read_text() == 'mine'
 
 

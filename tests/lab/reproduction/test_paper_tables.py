@@ -1,14 +1,13 @@
 """The papers' tables in configs/tables and what is reported of them: rows build and agree."""
 
 import json
-import sys
 import warnings
 from unittest import mock
 
 import pytest
 import torch
 import yaml
-from conftest import ROOT, fast_with, toolbox_model
+from conftest import ROOT, fast_with, run_script, toolbox_model
 from mmengine.registry import MODELS
 from reproduce_modules import paper_tables, plan, report, tool, trained
 
@@ -28,11 +27,7 @@ DIFFERENT = {
 GROWING = {'model.backbone.attn_cfg.num_landmarks': None}
 
 
-def each_table(*fast):
-    tables = fast_with([table.name for table in TABLES], *fast)
-    return pytest.mark.parametrize('table', tables)
-
-
+NAMES = [table.name for table in TABLES]
 BUILT = {}
 
 
@@ -43,20 +38,17 @@ def built(spec) -> tuple:
         cfg = spec.load()
         cfg.model.backbone.pop('init_cfg', None)
         cfg.model.pop('pretrained', None)
-        BUILT[key] = cfg, without_memory(cfg, toolboxes='::' in spec.config)
+        # Backbones of the toolboxes ask tensors for values while they are built.
+        if '::' in spec.config or MODELS.get(cfg.model.backbone.type) is None:
+            # Random weights would take most of the time.
+            left_alone = dict.fromkeys(('uniform_', 'normal_'), lambda tensor, *_, **__: tensor)
+            with warnings.catch_warnings(), mock.patch.multiple(torch.Tensor, **left_alone):
+                warnings.simplefilter('ignore')
+                BUILT[key] = cfg, toolbox_model(cfg).to('meta')
+        else:
+            with torch.device('meta'):
+                BUILT[key] = cfg, toolbox_model(cfg)
     return BUILT[key]
-
-
-def without_memory(cfg, toolboxes: bool) -> torch.nn.Module:
-    # Backbones of the toolboxes ask tensors for values while they are built.
-    if toolboxes or MODELS.get(cfg.model.backbone.type) is None:
-        # Random weights would take most of the time.
-        left_alone = dict.fromkeys(('uniform_', 'normal_'), lambda tensor, *_, **__: tensor)
-        with warnings.catch_warnings(), mock.patch.multiple(torch.Tensor, **left_alone):
-            warnings.simplefilter('ignore')
-            return toolbox_model(cfg).to('meta')
-    with torch.device('meta'):
-        return toolbox_model(cfg)
 
 
 def logged(cfg) -> set:
@@ -75,10 +67,8 @@ def logged(cfg) -> set:
     return keys
 
 
-def test_a_listed_row_is_one_line_with_its_config_and_its_options(monkeypatch, capsys):
-    monkeypatch.setattr(sys, 'argv', ['reproduce.py', '--list', 'laplacianformer_bandwidth'])
-    tool.main()
-    printed = capsys.readouterr().out
+def test_a_listed_row_is_one_line_with_its_config_and_its_options():
+    printed = run_script(ROOT / 'tools/reproduce.py', '--list', 'laplacianformer_bandwidth').stdout
     rows = [line for line in printed.splitlines() if ' own ' in line]
     assert 'estimated, not measured' in printed
     assert len(rows) == 5 and all('laplacianformer-tiny_8xb128_in1k.py' in row for row in rows)
@@ -132,7 +122,7 @@ def test_configs_are_files_and_own_rows_have_a_small_copy(table):
 
 
 @pytest.mark.sampled(9)
-@each_table('softpp_table_9')
+@pytest.mark.parametrize('table', fast_with(NAMES, 'softpp_table_9'))
 def test_rows_build_and_name_scores_that_their_runs_write(table):
     for row in paper_tables.read_table(table).rows:
         for run in row.runs:
@@ -143,7 +133,7 @@ def test_rows_build_and_name_scores_that_their_runs_write(table):
                 assert scores <= logged(cfg), f'{row.name}, {spec.config}'
 
 
-@each_table('softpp_table_6')
+@pytest.mark.parametrize('table', fast_with(NAMES, 'softpp_table_6'))
 def test_weights_of_another_row_fit(table):
     for name, row, run in RUNS:
         if name.name != table or not row.covered or not run.weights:

@@ -2,11 +2,12 @@
 
 import json
 import math
+import re
 import threading
 from unittest import mock
 
 import pytest
-from conftest import ROOT, load_tool, registered, run_script
+from conftest import ROOT, load_tool, output_of, registered, run_script
 from mmengine.config import Config
 from PIL import Image
 
@@ -24,6 +25,7 @@ attention_cost = load_tool('tools/analysis_tools/attention_cost.py')
 attention_training = load_tool('tools/analysis_tools/attention_training.py')
 compare_attentions = load_tool('tools/analysis_tools/compare_attentions.py')
 
+TRAINING = ROOT / 'tools/analysis_tools/attention_training.py'
 FEW = 'AdditiveAttention', 'SoftmaxAttention'
 
 
@@ -40,20 +42,17 @@ def test_a_name_has_the_options_of_an_attention():
     assert cfg == dict(type='PolaAttention', gate=False, power=3)
     with pytest.raises(ValueError, match="no options \\['powers'\\] .*'power'"):
         attention_study.config_of('PolaAttention, powers=3')
-    with pytest.raises(
-        ValueError, match="no attention 'PolarAttention' .did you mean 'PolaAttention'"
-    ):
+    message = "no attention 'PolarAttention' .did you mean 'PolaAttention'"
+    with pytest.raises(ValueError, match=message):
         attention_study.config_of('PolarAttention')
 
 
 def test_a_training_goes_on_with_its_own_settings_alone(tmp_path):
-    first, other = (
-        attention_study.settings_of('XCAttention', 'vit', seed, 'textures', 3) for seed in (0, 1)
-    )
+    settings = attention_study.settings_of('XCAttention', 'vit', 0, 'textures', 3)
     for _ in range(2):  # it began, and begins again after it was killed
-        attention_jobs.begin(tmp_path, first)
+        attention_jobs.begin(tmp_path, settings)
     with pytest.raises(ValueError, match='take another --work-dir'):
-        attention_jobs.begin(tmp_path, other)
+        attention_jobs.begin(tmp_path, dict(settings, seed=1))
     for study in ('textures', 'fashion'):
         (tmp_path / study).mkdir()  # an empty folder has no data either
         assert 'make_mini_datasets.py' in attention_study.missing_data(study, tmp_path)
@@ -150,16 +149,10 @@ def test_differences_are_of_pairs_of_seeds():
     found = dict(attention_report.sections(dict(results=results, costs=[])))
     assert names[1] not in found['top-1 in %, mean ± s (seeds): vit, textures']
     longer = made_up('XCAttention', 0, 9.0, epochs=9)
-    off, option = (
-        made_up(name, 0, 9.0, lepe_kernel=0)
-        for name in ('SOFTAttention', 'SOFTAttention, lepe_kernel=0')
-    )
+    off = made_up('SOFTAttention', 0, 9.0, lepe_kernel=0)
+    option = made_up('SOFTAttention, lepe_kernel=0', 0, 9.0, lepe_kernel=0)
     apart = attention_report.groups([results[0], longer, off, option])
-    assert list(apart) == [
-        'vit, textures',
-        'vit, textures, 9 epochs',
-        'vit, textures, local branch off',
-    ]
+    assert [*apart] == [f'vit, textures{end}' for end in ('', ', 9 epochs', ', local branch off')]
     assert apart['vit, textures'] == [results[0], option]
 
 
@@ -203,13 +196,9 @@ def test_an_interrupted_phase_goes_on_with_its_own_checkpoint(tmp_path, monkeypa
     ('bandwidth=-2', 'error: bandwidth must be positive and finite, got -2'),
     ('bandwidth=wide', "error: 'LaplacianAttention, bandwidth=wide' has a value of a wrong type"),
 ])  # fmt: skip
-def test_an_option_that_the_attention_refuses_is_one_sentence(
-    option, message, tmp_path, monkeypatch
-):
-    arguments = [f'LaplacianAttention, {option}', '--work-dir', str(tmp_path)]
-    monkeypatch.setattr('sys.argv', ['attention_training.py', *arguments])
-    with pytest.raises(SystemExit, match=message):
-        attention_training.main()
+def test_an_option_that_the_attention_refuses_is_one_sentence(option, message, tmp_path):
+    result = run_script(TRAINING, f'LaplacianAttention, {option}', '--work-dir', tmp_path)
+    assert result.returncode and re.search(message, result.stderr)
     assert not list(tmp_path.iterdir())
 
 
@@ -239,20 +228,16 @@ def test_a_run_that_was_resumed_has_no_time():
 @pytest.mark.training
 def test_fashion_is_a_study(fashion_files, tmp_path):
     fashion_files(tmp_path / 'data/fashion')
-    cfg = attention_study.phase_cfg(
-        'vit', dict(type='LinearAttention'), attention_study.STUDIES['fashion'].phases[0],
-        attention_study.STUDIES['fashion'], tmp_path / 'data',
+    study = attention_study.STUDIES['fashion']
+    linear = dict(type='LinearAttention')
+    cfg = attention_study.phase_cfg('vit', linear, study.phases[0], study, tmp_path / 'data')
+    train, test = cfg.train_dataloader.dataset, cfg.test_dataloader.dataset
+    assert (train.split, train.test_mode) == ('train', False)
+    assert (test.split, test.test_mode) == ('test', True)
+    output_of(
+        TRAINING, 'LinearAttention, eps=1.0e-5', '--study', 'fashion', '--epochs', 2,
+        '--data-root', tmp_path / 'data', '--work-dir', tmp_path,
     )  # fmt: skip
-    parts = [
-        (d.dataset.split, d.dataset.test_mode) for d in (cfg.train_dataloader, cfg.test_dataloader)
-    ]
-    assert parts == [('train', False), ('test', True)]
-    result = run_script(
-        ROOT / 'tools/analysis_tools/attention_training.py', 'LinearAttention, eps=1.0e-5',
-        '--study', 'fashion', '--epochs', 2, '--data-root', tmp_path / 'data',
-        '--work-dir', tmp_path,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
     found = json.loads((tmp_path / 'result.json').read_text())
     assert found['settings']['attn_cfg'] == dict(type='LinearAttention', eps=1e-5)
     assert list(found['top1']) == ['28²', '42² (1.5×)', '56² (2×)'] and len(found['matrices']) > 0
