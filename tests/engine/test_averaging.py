@@ -35,7 +35,7 @@ KNOWN = {'running_mean', 'running_var', 'num_batches_tracked', 'forwards', 'proj
 
 PARTS = [
     *(dict(options, type=name) for name in registered(BaseAttention)
-      for options in ({}, *MODELS.get(name).variants)),
+      for options in ({}, *MODELS.get(name).tested_options)),
     *(dict(type=name) for name in (*TOKEN_NORMS, *MAP_NORMS, 'RepBN') if name != 'SyncBN'),  # a GPU
     dict(type='PRepBN', steps=3),
 ]  # fmt: skip

@@ -13,9 +13,9 @@ from mmlaplace.lab.compare.points import POINTS, Case
 from mmlaplace.models import BaseAttention, QKVAttention
 
 ATTENTIONS = registered(BaseAttention)
-# Without options each is as registered; its variants compute by other paths.
+# Without options each is as registered; those of tested_options compute by other paths.
 CASES = [dict(type=name) for name in ATTENTIONS]
-CASES += [dict(v, type=name) for name in ATTENTIONS for v in MODELS.get(name).variants]
+CASES += [dict(v, type=name) for name in ATTENTIONS for v in MODELS.get(name).tested_options]
 # Products and softmax of these are in half precision, as PyTorch fuses them, or parts are layers.
 PARTS_IN_HALF = (
     'AgentAttention', 'CrossShapedAttention', 'ELFATTAttention', 'LinformerAttention',

@@ -53,7 +53,7 @@ def mixed_from(backbone: OneBlock, prefix: int = 0) -> Mixed:
 @pytest.mark.parametrize('cfg', [
     dict(options, type=name)
     for name in registered(QKVAttention) if MODELS.get(name).mixes_tokens
-    for options in ({}, *MODELS.get(name).variants)
+    for options in ({}, *MODELS.get(name).tested_options)
 ], ids=lambda cfg: '-'.join(map(str, cfg.values())))  # fmt: skip
 def test_rows_are_the_matrix(cfg):
     """Values that are one for a key and zero for others are mixed to that key's column."""

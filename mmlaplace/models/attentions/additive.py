@@ -51,7 +51,7 @@ class AdditiveAttention(BaseAttention):
     """
 
     mixes_tokens = False
-    variants = (dict(expansion=2),)
+    tested_options = (dict(expansion=2),)
 
     def __init__(
         self,

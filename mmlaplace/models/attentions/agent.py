@@ -48,7 +48,7 @@ class AgentAttention(AgentBiases, QKVAttention):
     frame = Frame(qkv='q_kv', lepe_kernel=3)
     no_multihead = 'its agents and biases are of the rows and columns of a map'
     mixes_queries = True
-    variants = (dict(num_landmarks=9, sr_ratio=2), dict(agent_shape=(2, 5), rope=True))
+    tested_options = (dict(num_landmarks=9, sr_ratio=2), dict(agent_shape=(2, 5), rope=True))
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],

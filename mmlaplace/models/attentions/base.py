@@ -42,8 +42,8 @@ class BaseAttention(KnownOptions, BaseModule):
             sees, broadcastable to (B, heads, N, n) for n keys.
         mixes_tokens: Whether each output channel is a weighted sum of the same channel of the
             values. An attention map can show these weights.
-        variants: Options under which the class computes by another path. The contract tests run
-            each of them.
+        tested_options: Options under which the class computes by another path. The contract tests
+            run each of them.
         not_promised: Points of the contract, which ``python -m mmlaplace compare`` checks, that
             the class does not promise, each with the reason: ``dict(linear='each query reads each
             key')``.
@@ -59,7 +59,7 @@ class BaseAttention(KnownOptions, BaseModule):
 
     accepts_mask = False
     mixes_tokens = True
-    variants: Tuple[dict, ...] = ()
+    tested_options: Tuple[dict, ...] = ()
     not_promised: Dict[str, str] = {}
     no_multihead = 'it has one input, and no queries, keys and values of a caller'
     same_tokens = ''

@@ -47,7 +47,7 @@ class BasedAttention(QKVAttention):
         torch.Size([1, 170, 64])
     """
 
-    variants = (dict(form='linear', rope=True, lepe_kernel=3), dict(form='direct'))
+    tested_options = (dict(form='linear', rope=True, lepe_kernel=3), dict(form='direct'))
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],

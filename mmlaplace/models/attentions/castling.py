@@ -63,7 +63,7 @@ class CastlingAttention(QKVAttention):
     frame = Frame(qkv_bias=False, lepe_kernel=3, lepe_filters='head', lepe_bias=False)
     fixed_options = ('sr_ratio',)
     same_tokens = 'a token mixes its own value'
-    variants = (dict(sparse_softmax=True, conv_kernel_size=9), dict(rope=True, lepe_kernel=0))
+    tested_options = (dict(sparse_softmax=True, conv_kernel_size=9), dict(rope=True, lepe_kernel=0))
 
     def __init__(
         self,

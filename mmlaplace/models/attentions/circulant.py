@@ -59,7 +59,7 @@ class CirculantAttention(QKVAttention):
     frame = Frame(qkv_bias=False, gate=True)
     fixed_options = ('sr_ratio',)
     no_multihead = 'its weights are of offsets on a map'
-    variants = (dict(weights_per='head', gate=False),)
+    tested_options = (dict(weights_per='head', gate=False),)
 
     def __init__(
         self,

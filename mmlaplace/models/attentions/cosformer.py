@@ -55,7 +55,7 @@ class CosformerAttention(QKVAttention):
 
     fixed_options = ('sr_ratio',)
     no_multihead = 'its weights fall with the distance on a map'
-    variants = (dict(positions='flattened', lepe_kernel=3), dict(rope=True))
+    tested_options = (dict(positions='flattened', lepe_kernel=3), dict(rope=True))
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],

@@ -54,7 +54,7 @@ class CrossShapedAttention(QKVAttention):
     fixed_options = ('sr_ratio',)
     not_promised = dict(linear='stripes are as long as the map')
     no_multihead = 'its stripes are rows and columns of a map'
-    variants = (dict(stripe_width=2, lepe_filters='head_channel', rope=True),)
+    tested_options = (dict(stripe_width=2, lepe_filters='head_channel', rope=True),)
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],

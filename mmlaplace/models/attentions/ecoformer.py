@@ -82,7 +82,7 @@ class EcoFormerAttention(QKVAttention):
     same_tokens = 'its keys are the queries'
     mixes_queries = True
     projects_in_fp32 = True
-    variants = (dict(offset='own', num_bits=8), dict(rope=True, lepe_kernel=3))
+    tested_options = (dict(offset='own', num_bits=8), dict(rope=True, lepe_kernel=3))
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],

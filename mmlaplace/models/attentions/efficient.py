@@ -40,7 +40,7 @@ class EfficientLinearAttention(QKVAttention):
         torch.Size([1, 170, 64])
     """
 
-    variants = (dict(rope=True), dict(sr_ratio=2), dict(key_dims=24, lepe_kernel=3))
+    tested_options = (dict(rope=True), dict(sr_ratio=2), dict(key_dims=24, lepe_kernel=3))
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],

@@ -61,7 +61,7 @@ class ELFATTAttention(QKVAttention):
     frame = Frame(lepe_kernel=3)
     fixed_options = ('sr_ratio',)
     no_multihead = 'its windows are of a map'
-    variants = (dict(window_size=3, lepe_filters='head_channel', rope=True),)
+    tested_options = (dict(window_size=3, lepe_filters='head_channel', rope=True),)
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],

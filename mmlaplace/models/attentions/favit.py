@@ -63,7 +63,7 @@ class FaViTAttention(BaseAttention):
 
     mixes_tokens = False  # the convolutions are in the values
     not_promised = dict(linear='the first eighth of the channels attends to all pairs of tokens')
-    variants = (dict(sr_ratio=1), dict(average='runs'))
+    tested_options = (dict(sr_ratio=1), dict(average='runs'))
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],

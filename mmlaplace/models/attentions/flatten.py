@@ -50,7 +50,7 @@ class FLattenAttention(QKVAttention):
     """
 
     frame = Frame(qkv='q_kv', key_positions=True, lepe_kernel=5, lepe_filters='head_channel')
-    variants = (dict(sr_ratio=2), dict(focusing_factor=2, key_positions=False, rope=True))
+    tested_options = (dict(sr_ratio=2), dict(focusing_factor=2, key_positions=False, rope=True))
 
     def __init__(
         self,

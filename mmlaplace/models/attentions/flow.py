@@ -46,7 +46,7 @@ class FlowAttention(QKVAttention):
     """
 
     mixes_queries = True
-    variants = (dict(rope=True, lepe_kernel=3), dict(sr_ratio=2))
+    tested_options = (dict(rope=True, lepe_kernel=3), dict(sr_ratio=2))
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],

@@ -81,7 +81,11 @@ class HedgehogAttention(QKVAttention):
         torch.Size([1, 170, 64])
     """
 
-    variants = (dict(form='joint', rope=True), dict(skip_connection=True), dict(feature_dims=8))
+    tested_options = (
+        dict(form='joint', rope=True),
+        dict(skip_connection=True),
+        dict(feature_dims=8),
+    )
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ class HydraAttention(QKVAttention):
         torch.Size([1, 170, 64])
     """
 
-    variants = (dict(scaled=False, lepe_kernel=3),)
+    tested_options = (dict(scaled=False, lepe_kernel=3),)
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],

@@ -67,7 +67,7 @@ class InLineAttention(QKVAttention):
 
     frame = Frame(lepe_kernel=3)
     fixed_options = ('sr_ratio', 'lepe_filters', 'lepe_bias')
-    variants = (dict(kernel='exp', qkv='q_kv'), dict(kernel='relu', lepe_kernel=0))
+    tested_options = (dict(kernel='exp', qkv='q_kv'), dict(kernel='relu', lepe_kernel=0))
 
     def __init__(
         self,

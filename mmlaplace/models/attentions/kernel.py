@@ -68,7 +68,7 @@ class KernelAttention(QKVAttention):
     """
 
     not_promised = dict(linear='each query reads each key')
-    variants = (
+    tested_options = (
         dict(kernel='laplacian', normalization='whitened', rope=True),
         dict(normalization='rows', sr_ratio=2),
         dict(normalization='symmetric', qkv='shared_qk'),

@@ -45,7 +45,7 @@ class L2ViTAttention(QKVAttention):
         torch.Size([1, 170, 64])
     """
 
-    variants = (dict(least_sum=1, rope=True, lepe_kernel=3), dict(sr_ratio=2))
+    tested_options = (dict(least_sum=1, rope=True, lepe_kernel=3), dict(sr_ratio=2))
 
     def __init__(
         self,

@@ -94,7 +94,7 @@ class LaplacianAttention(QKVAttention):
     rotates_in_mix = True
     fixed_options = ('sr_ratio',)
     mixes_queries = True
-    variants = (
+    tested_options = (
         dict(qkv='shared_qk'),
         dict(pool_ratio=2, kernel='gaussian'),
         dict(whitening='literal', solver='newton_schulz', num_landmarks=4),

@@ -38,7 +38,7 @@ class LargeKernelAttention(BaseAttention):
     """
 
     mixes_tokens = False
-    variants = (dict(shortcut=True),)
+    tested_options = (dict(shortcut=True),)
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ class LinearAttention(QKVAttention):
         torch.Size([1, 170, 64])
     """
 
-    variants = (dict(rope=True, lepe_kernel=3), dict(sr_ratio=2))
+    tested_options = (dict(rope=True, lepe_kernel=3), dict(sr_ratio=2))
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],

@@ -55,7 +55,7 @@ class LinformerAttention(QKVAttention):
 
     fixed_options = ('sr_ratio',)
     no_multihead = 'its sums have a weight for each place of a map'
-    variants = (
+    tested_options = (
         dict(share_kv=True, num_landmarks=5),
         dict(rope=True),
         dict(one_kv_head=True, rope=True, lepe_kernel=3),

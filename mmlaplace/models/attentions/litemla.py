@@ -61,7 +61,7 @@ class LiteMLA(BaseAttention):
 
     mixes_tokens = False  # also of other tokens' values: the convolutions are in the values
     not_promised = dict(batch='in training, BatchNorm has the statistics of all images')
-    variants = (
+    tested_options = (
         dict(scales=(3, 5), qkv_bias=True),
         dict(scales=(), qkv_norm_cfg=dict(type='BN'), proj_bias=True),
     )

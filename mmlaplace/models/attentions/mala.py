@@ -49,7 +49,7 @@ class MALAAttention(QKVAttention):
     eps = 1e-6  # keeps a query without a key from a division by zero
     frame = Frame(gate=True, rope=True, rope_form='pairs', rope_on='features', lepe_kernel=5)
     rotates_features = True
-    variants = (dict(rope_on='query_key'), dict(rope=False, sr_ratio=2))
+    tested_options = (dict(rope_on='query_key'), dict(rope=False, sr_ratio=2))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):

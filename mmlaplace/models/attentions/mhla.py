@@ -74,7 +74,7 @@ class MHLAAttention(QKVAttention):
     frame = Frame(qkv_bias=False, lepe_kernel=5)
     fixed_options = ('sr_ratio',)
     no_multihead = 'its blocks are of the rows and columns of a map'
-    variants = (
+    tested_options = (
         dict(grid=2, transform='exp', normalizer='blocks', pre_norm=True, qk_norm=True),
         dict(grid=1, transform='gaussian', rope=True),
     )

@@ -64,7 +64,7 @@ class MiTAAttention(QKVAttention):
 
     not_promised = dict.fromkeys(('fp16', 'bf16'), 'rounding can turn the choice of keys')
     no_multihead = 'its landmarks are cells of a map'
-    variants = (
+    tested_options = (
         dict(num_landmarks=9, routes=2, topk=4, sr_ratio=2),
         dict(shared=False, gate=True, lepe_kernel=3, rope=True),
     )

@@ -50,7 +50,7 @@ class MLLAAttention(QKVAttention):
     )
     fixed_options = ('rope_form', 'rope_on')
     rotates_features = True
-    variants = (dict(rope=False), dict(qkv='qkv', proj=True, gate=True))
+    tested_options = (dict(rope=False), dict(qkv='qkv', proj=True, gate=True))
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int], **kwargs: Any

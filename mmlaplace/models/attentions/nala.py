@@ -79,7 +79,7 @@ class NaLaAttention(QKVAttention):
     frame = Frame(gate=True, rope=True, rope_form='pairs', rope_on='features', lepe_kernel=5)
     fixed_options = ('gate',)
     rotates_features = True
-    variants = (dict(rope_on='query_key', directions='cosine'), dict(rope=False, sr_ratio=2))
+    tested_options = (dict(rope_on='query_key', directions='cosine'), dict(rope=False, sr_ratio=2))
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],

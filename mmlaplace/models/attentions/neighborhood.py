@@ -115,7 +115,7 @@ class NeighborhoodAttention(QKVAttention):
 
     fixed_options = ('sr_ratio',)
     no_multihead = 'its queries see the places around them on a map'
-    variants = (dict(kernel_size=3, dilation=2, rope=True, lepe_kernel=3),)
+    tested_options = (dict(kernel_size=3, dilation=2, rope=True, lepe_kernel=3),)
 
     def __init__(
         self,

@@ -73,7 +73,7 @@ class NystromformerAttention(QKVAttention):
     fixed_options = ('sr_ratio',)
     same_tokens = 'it inverts a matrix of landmarks of queries and of keys'
     mixes_queries = True
-    variants = (
+    tested_options = (
         dict(landmark_method='runs', num_landmarks=6, conv_kernel_size=5),
         dict(num_landmarks=4, rope=True, value_shortcut=True),
     )

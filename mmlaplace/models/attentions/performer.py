@@ -66,7 +66,7 @@ class PerformerAttention(QKVAttention):
         torch.Size([110, 32])
     """
 
-    variants = (dict(features='relu', rope=True), dict(num_features=70, equal_norms=True))
+    tested_options = (dict(features='relu', rope=True), dict(num_features=70, equal_norms=True))
 
     def __init__(
         self,

@@ -76,7 +76,7 @@ class PolaAttention(QKVAttention):
     frame = Frame(
         qkv='q_kv', gate=True, key_positions=True, lepe_kernel=5, lepe_filters='head_channel'
     )
-    variants = (
+    tested_options = (
         dict(sr_ratio=2),
         dict(sr_ratio=3, key_positions=False),
         dict(polarity=False, power=3, gate_form='matrix', sr_ratio=2),

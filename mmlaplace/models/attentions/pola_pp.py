@@ -64,7 +64,7 @@ class PolaPPAttention(QKVAttention):
     eps = 1e-6
     frame = Frame(gate=True, rope=True, rope_form='pairs', rope_on='features', lepe_kernel=5)
     rotates_features = True
-    variants = (dict(rope_on='query_key', gate=False), dict(rope=False, sr_ratio=2))
+    tested_options = (dict(rope_on='query_key', gate=False), dict(rope=False, sr_ratio=2))
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int], **kwargs: Any

@@ -52,7 +52,7 @@ class PolarizedAttention(BaseAttention):
     """
 
     mixes_tokens = False
-    variants = (dict(layout='sequential'), dict(layout='sequential', softmax_over='tokens'))
+    tested_options = (dict(layout='sequential'), dict(layout='sequential', softmax_over='tokens'))
 
     def __init__(
         self,

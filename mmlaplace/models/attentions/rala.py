@@ -50,7 +50,7 @@ class RALAAttention(QKVAttention):
     frame = Frame(gate=True, rope=True, rope_form='pairs', rope_on='features', lepe_kernel=5)
     rotates_features = True
     mixes_queries = True
-    variants = (dict(rope_on='query_key'), dict(rope=False, sr_ratio=2))
+    tested_options = (dict(rope_on='query_key'), dict(rope=False, sr_ratio=2))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):

@@ -43,7 +43,7 @@ class SANAAttention(QKVAttention):
     """
 
     frame = Frame(qkv_bias=False)
-    variants = (dict(qk_norm=True, rope=True, lepe_kernel=3), dict(sr_ratio=2))
+    tested_options = (dict(qk_norm=True, rope=True, lepe_kernel=3), dict(sr_ratio=2))
 
     def __init__(
         self,

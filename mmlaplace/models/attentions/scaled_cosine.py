@@ -57,7 +57,7 @@ class ScaledCosineAttention(QKVAttention):
     not_promised = dict(linear='each query reads each key')
     fixed_options = ('sr_ratio', 'qkv')
     no_multihead = 'its bias is of the offset of two places on a map'
-    variants = (dict(pretrained_window=6),)
+    tested_options = (dict(pretrained_window=6),)
 
     def __init__(
         self,

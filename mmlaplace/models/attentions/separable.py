@@ -49,7 +49,7 @@ class SeparableAttention(BaseAttention):
     """
 
     mixes_tokens = False
-    variants = (dict(patch_size=2),)
+    tested_options = (dict(patch_size=2),)
 
     def __init__(
         self,

@@ -72,7 +72,7 @@ class SkyformerAttention(QKVAttention):
     """
 
     mixes_queries = True
-    variants = (
+    tested_options = (
         dict(landmark_method='random', num_landmarks=6, lepe_kernel=3),
         dict(rope=True, num_landmarks=4),
         dict(num_landmarks=4, sr_ratio=2),

@@ -40,7 +40,7 @@ class SLABAttention(QKVAttention):
     """
 
     frame = Frame(key_positions=True, lepe_kernel=5, lepe_filters='head_channel')
-    variants = (dict(sr_ratio=2), dict(key_positions=False, rope=True))
+    tested_options = (dict(sr_ratio=2), dict(key_positions=False, rope=True))
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],

@@ -101,7 +101,7 @@ class SOFTAttention(QKVAttention):
         gradients='they are those of an inverse, and where W is singular the iteration is none'
     )
     mixes_queries = True
-    variants = (
+    tested_options = (
         dict(normalized=False, pool_ratio=2),
         dict(landmark_method='pool', num_landmarks=4),
         dict(landmark_method='random', num_landmarks=9),

@@ -53,7 +53,7 @@ class SoftmaxAttention(QKVAttention):
 
     accepts_mask = True
     not_promised = dict(linear='each query reads each key')
-    variants = (
+    tested_options = (
         dict(rope=True, lepe_kernel=3),
         dict(qkv='shared_qk', rope=True),
         dict(qkv='qk', proj=False, lepe_kernel=3, lepe_filters='head'),

@@ -51,7 +51,7 @@ class TaylorShiftAttention(QKVAttention):
         torch.Size([1, 170, 64])
     """
 
-    variants = (dict(form='linear', rope=True), dict(form='direct', output_normalized=True))
+    tested_options = (dict(form='linear', rope=True), dict(form='direct', output_normalized=True))
 
     def __init__(
         self,

@@ -59,7 +59,7 @@ class TTTAttention(QKVAttention):
     fixed_options = ('qkv', 'sr_ratio', 'key_positions', 'proj', 'rope_form', 'rope_on')
     mixes_tokens = False
     no_multihead = 'its inner model convolves a map'
-    variants = (dict(rope=True, gate=True, lepe_kernel=3),)
+    tested_options = (dict(rope=True, gate=True, lepe_kernel=3),)
 
     def __init__(
         self,

@@ -57,7 +57,7 @@ class WindowAttention(BaseAttention):
     """
 
     default_attn_cfg = dict(type='SoftmaxAttention', relative_bias=True)
-    variants = (
+    tested_options = (
         dict(window_size=3, shifted=True),
         dict(window_size=2, shifted=True, attn_cfg=dict(type='PolaAttention')),
         dict(window_size=4, shifted=True, even_windows=True, attn_cfg=dict(type='PolaAttention')),

@@ -43,7 +43,7 @@ class XCAttention(QKVAttention):
     fixed_options = ('sr_ratio',)
     same_tokens = 'its channels compare queries and keys token by token'
     mixes_queries = True
-    variants = (dict(rope=True, lepe_kernel=3),)
+    tested_options = (dict(rope=True, lepe_kernel=3),)
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int], **kwargs: Any
