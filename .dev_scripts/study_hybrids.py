@@ -37,7 +37,7 @@ from mmengine.registry import MODELS
 from mmlaplace.analysis.measuring import describe_machine, interleave, model_job
 from mmlaplace.commands.command_line import ToolParser, read_json, write_json
 from mmlaplace.lab.figures import new_figure, save
-from mmlaplace.lab.probes.results import read_results
+from mmlaplace.lab.probes.results import by_key, read_results
 from mmlaplace.lab.side_by_side.seed_differences import half_width, short
 from mmlaplace.linearizing import linear_config, softmax_places
 from mmlaplace.writing import write_whole
@@ -198,7 +198,7 @@ def main() -> None:
     if args.time:
         time_all(TIMES)
     elif args.draw:
-        results, times = read_results(LOG), read_json(TIMES)
+        results, times = list(by_key(read_results(LOG)).values()), read_json(TIMES)
         draw(results, times, PICTURE)
         tables = with_tables(PAGE.read_text(), 'hybrids', lambda name: table(results, times))
         write_whole(PAGE, tables)

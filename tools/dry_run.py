@@ -27,7 +27,7 @@ import resource
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Set
 
 from filelock import FileLock
 from mmengine.config import Config
@@ -74,10 +74,10 @@ def on_stand_ins(value: Any, data: Path) -> Any:
     return value
 
 
-def needs_stand_ins(cfg: Config) -> bool:
-    """Whether a config reads data for which there are stand-ins. The user's own data need none."""
+def stand_ins_of(cfg: Config) -> Set[str]:
+    """The stand-ins that a config reads. The user's own data need none."""
     read = {name: value for name, value in cfg.to_dict().items() if isinstance(value, dict)}
-    return re.search(rf"'data/({'|'.join(LAYOUTS)})\b", repr(read)) is not None
+    return set(re.findall(rf"'data/({'|'.join(LAYOUTS)})\b", repr(read)))
 
 
 def without_thresholds(value: Any) -> Any:
@@ -229,11 +229,13 @@ def main() -> None:
         parser.error(f'there are no files {missing}')
     data = args.data_root.resolve()
     cfgs = [read_config(str(config)) for config in configs]
-    if not (data.is_dir() or args.random_images) and any(map(needs_stand_ins, cfgs)):
-        parser.error(
-            f'{data} is missing; python tools/dataset_converters/make_stand_in_datasets.py --out '
-            f'{args.data_root} makes it'
-        )
+    for name in sorted(set().union(*map(stand_ins_of, cfgs))):
+        own = data.is_dir() and Path('data', name).is_dir()  # the user's, which then serve
+        if not ((data / name).is_dir() or own or args.random_images):
+            parser.error(
+                f'{data / name} is missing; python tools/dataset_converters/'
+                f'make_stand_in_datasets.py --out {args.data_root} makes it'
+            )
     if args.here:
         return run_here(configs[0], data, args.work_dir, length)
     results = args.work_dir / 'results.json'

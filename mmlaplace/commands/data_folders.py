@@ -26,7 +26,7 @@ def missing_folder(cfg: Config, split: str) -> str:
         'data/of_nobody is missing; check data_root; docs/tutorials/own_config.md shows its layout'
     """
     dataset = (cfg.get(f'{split}_dataloader') or {}).get('dataset') or {}
-    while inner := dataset.get('dataset') or dataset.get('datasets', [None])[0]:
+    while inner := dataset.get('dataset') or (dataset.get('datasets') or [None])[0]:
         dataset = inner
     root = dataset.get('data_root') or ''
     if not root or '://' in root or Path(root).is_dir():

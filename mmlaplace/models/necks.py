@@ -25,8 +25,8 @@ def check_maps(maps: Sequence[Tensor], count: int) -> None:
     """Raise a ValueError for another number of maps than ``in_channels`` has."""
     if len(maps) != count:
         raise ValueError(
-            f'in_channels has {count} maps, got {len(maps)}; set out_indices of the backbone, '
-            f'{tuple(range(4 - count, 4))} for the last stages'
+            f'in_channels has {count} maps, got {len(maps)}; set out_indices of the backbone'
+            + (f', {tuple(range(4 - count, 4))} for the last stages' if count <= 4 else '')
         )
 
 
@@ -223,8 +223,14 @@ class PyramidPoolingNeck(BaseModule):
         init_cfg: Optional[dict] = None,
     ) -> None:
         super().__init__(init_cfg)
-        self.pool_sizes = pool_sizes
         channels, norm = in_channels // len(pool_sizes), norm_cfg or BATCH_NORM
+        if not channels:
+            raise ValueError(
+                f'in_channels must be at least the number of pool_sizes, {len(pool_sizes)}, got '
+                f'{in_channels}'
+            )
+        # Modules, for which an export puts pooling that its runtimes have.
+        self.pools = ModuleList(nn.AdaptiveAvgPool2d(size) for size in pool_sizes)
         self.branches = ModuleList(
             ConvLayer(in_channels, channels, norm_cfg=norm, act_cfg=RELU) for _ in pool_sizes
         )
@@ -234,19 +240,19 @@ class PyramidPoolingNeck(BaseModule):
         *others, x = maps
         pooled = [
             F.interpolate(
-                branch(F.adaptive_avg_pool2d(x, size)),
+                branch(pool(x)),
                 x.shape[-2:],
                 mode='bilinear',
                 align_corners=True,
             )
-            for branch, size in zip(self.branches, self.pool_sizes)
+            for branch, pool in zip(self.branches, self.pools)
         ]
         return (*others, torch.cat([x, *pooled], dim=1))
 
 
 @MODELS.register_module()
 class SSDLiteNeck(BaseModule):
-    """The maps of SSD's levels, of two maps of a backbone: all but the last linears of the head.
+    """The maps of SSD's levels, of two maps of a backbone: all but the last layer of each level.
 
     Two levels are a map each, by a 1 x 1 convolution with a norm and a ReLU where it has other
     channels. A depthwise convolution of stride 2 and such a 1 x 1 convolution make each further
@@ -277,6 +283,11 @@ class SSDLiteNeck(BaseModule):
         norm_cfg: Optional[dict] = None,
         init_cfg: Optional[dict] = None,
     ) -> None:
+        if len(out_channels) <= len(in_channels):
+            raise ValueError(
+                f'out_channels must have more levels than the {len(in_channels)} maps of '
+                f'in_channels, got {tuple(out_channels)}'
+            )
         super().__init__(init_cfg or dict(type='Xavier', layer='Conv2d', distribution='uniform'))
         norm = norm_cfg or BATCH_NORM
 

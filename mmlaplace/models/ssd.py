@@ -10,6 +10,10 @@ from torch import Tensor, nn
 
 __all__ = ['SSDLiteAnchors', 'SSDLiteHead']
 
+OF_CONVOLUTIONS = {
+    'stacked_convs', 'feat_channels', 'use_depthwise', 'conv_cfg', 'norm_cfg', 'act_cfg',
+}  # fmt: skip
+
 
 @TASK_UTILS.register_module()
 class SSDLiteAnchors(SSDAnchorGenerator):
@@ -38,10 +42,14 @@ class SSDLiteAnchors(SSDAnchorGenerator):
 
 @MODELS.register_module()
 class SSDLiteHead(SSDHead):
-    """mmdet's ``SSDHead`` with linears alone, behind :class:`~mmlaplace.models.necks.SSDLiteNeck`.
+    """mmdet's ``SSDHead`` of 1 x 1 convolutions alone, behind ``SSDLiteNeck``.
 
     Boxes end at the edges of the image after the NMS, not before it: give the box coder
-    ``clip_border=False``. Arguments are those of mmdet's head.
+    ``clip_border=False``. Arguments are those of mmdet's head, but for the options of its other
+    convolutions, which are in :class:`~mmlaplace.models.necks.SSDLiteNeck`.
+
+    Raises:
+        ValueError: For an option of these convolutions.
 
     Source: CVNets (arXiv 2206.02002).
 
@@ -59,6 +67,15 @@ class SSDLiteHead(SSDHead):
     """
 
     loss_cls = None  # mmdet's predictions look for it, and its SSDHead has none
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        without_effect = OF_CONVOLUTIONS & kwargs.keys()
+        if without_effect:
+            raise ValueError(
+                f'{sorted(without_effect)} have no effect in SSDLiteHead; set norm_cfg of '
+                'SSDLiteNeck'
+            )
+        super().__init__(*args, **kwargs)
 
     def _init_layers(self) -> None:
         levels = list(zip(self.in_channels, self.num_base_priors))

@@ -4,6 +4,7 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import _checks, _native
 from .backend import exporting
@@ -17,11 +18,12 @@ OP = '_landmark_attention'
 KERNELS = {'laplacian': laplacian_kernel, 'gaussian': gaussian_kernel}
 
 
-def fits(q: Tensor, landmarks: int) -> bool:
-    """Whether the compiled op takes these queries of a GPU with so many landmarks."""
-    if exporting() or torch.jit.is_tracing() or not _native.computes(OP, 'cuda'):
+def fits(q: Tensor, k: Tensor, v: Tensor, landmarks: int) -> bool:
+    """Whether the compiled op takes these tokens of a GPU with so many landmarks."""
+    transforming = _checks.is_transforming() or forward_ad._current_level >= 0
+    if transforming or exporting() or torch.jit.is_tracing() or not _native.computes(OP, 'cuda'):
         return False
-    return landmarks <= (32 if q.dtype == torch.float64 else 64)
+    return q.dtype == k.dtype == v.dtype and landmarks <= (32 if q.dtype == torch.float64 else 64)
 
 
 def composed(

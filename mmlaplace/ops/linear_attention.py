@@ -5,15 +5,16 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import _checks, _native
-from .backend import ceil_div
+from .backend import ceil_div, current_backend
 from .nystrom_attention import _apart, _joined
 from .precision import no_autocast, upcast, wide_dtype
 
 OP = 'linear_attention'
-# On a GPU. A block keeps the sums over the keys, and beyond this torch's products are faster.
-LARGEST = 256
+# On a GPU. A block keeps the sums over the keys in shared memory, which has no room for more.
+LARGEST = 128
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
@@ -61,8 +62,9 @@ def linear_attention_reference(
     mean_key = key.mean(-2).unsqueeze(-1)  # (B, heads, f, 1)
     if streams == 1:
         return (top_q @ summed / (query @ mean_key + eps)).to(v.dtype)
-    # Features are exchanged in these matrices, which are smaller than the queries.
-    first, half = ceil_div(v.shape[-1], 2), q.shape[-1] // 2
+    # Features are exchanged in these matrices, which are smaller than the queries. Sizes of a trace
+    # may be tensors.
+    first, half = ceil_div(int(v.shape[-1]), 2), int(q.shape[-1]) // 2
     same, opposite = summed.tensor_split([first], dim=-1)
     sums = torch.cat([same, opposite.roll(half, -2)], dim=-1)
     normalizers = query @ torch.cat([mean_key, mean_key.roll(half, -2)], dim=-1) + eps
@@ -145,6 +147,7 @@ def linear_attention(
     *,
     features: str = 'none',
     streams: int = 1,
+    eps_of_sum: bool = False,
     backend: str = 'auto',
 ) -> Tensor:
     r"""Attention whose weights are products of features, without an N x N matrix.
@@ -157,7 +160,8 @@ def linear_attention(
 
     On a CPU torch's products compute this. On a GPU the compiled op does, in two passes over the
     tokens forward and two backward. It reads fp16 and bf16 directly, and keeps its inputs and the
-    sums over the keys for the backward. Derivatives beyond the first are torch's.
+    sums over the keys for the backward. Derivatives beyond the first, and those in forward mode,
+    are torch's.
 
     Args:
         q: Features of the queries ``(B, heads, N, f)``, not negative.
@@ -173,7 +177,9 @@ def linear_attention(
         streams: 1, or 2 as in PolaFormer. Of two streams, the first :math:`\lceil d / 2 \rceil`
             channels of v are mixed as above, and the others by queries whose two halves of features
             are exchanged. Default: 1.
-        backend: ``'auto'`` (default: the compiled op on a GPU for up to 256 features and channels,
+        eps_of_sum: Whether epsilon is added to the sum over the keys, and not to their mean. Graphs
+            then have torch's products, as the number of keys may change. Default: False.
+        backend: ``'auto'`` (default: the compiled op on a GPU for up to 128 features and channels,
             and else the reference), ``'native'`` or ``'reference'``.
 
     Returns:
@@ -194,10 +200,16 @@ def linear_attention(
     """
     top_q, top_k = (None, None) if numerator is None else numerator
     _check(q, k, v, top_q, top_k, eps, features, streams)
-    constants = eps, features, streams
+    constants = eps / k.shape[-2] if eps_of_sum else eps, features, streams
     with no_autocast(q.device):
-        on_gpu = q.device.type == 'cuda' and max(q.shape[-1], v.shape[-1]) <= LARGEST
-        if backend == 'auto' and not on_gpu:
+        faster = (
+            q.device.type == 'cuda'
+            and max(q.shape[-1], v.shape[-1]) <= LARGEST
+            and not (eps_of_sum and _checks.is_recording())
+            and forward_ad._current_level < 0
+        )
+        asked = current_backend() if backend == 'auto' else backend
+        if asked == 'auto' and not faster:
             return linear_attention_reference(q, k, v, top_q, top_k, *constants)
         compute = _native.select(OP, linear_attention_reference, q.device, backend)
         if compute is linear_attention_reference:
@@ -208,9 +220,7 @@ def linear_attention(
         # Graphs take ops, whose derivative is their own.
         if not _checks.is_recording():
             compute = Attention.apply
-        # In a trace of any number of keys, a quotient by it is a tensor.
-        eps = float(eps) if isinstance(eps, Tensor) else eps
-        return compute(*tensors, eps, features, streams)[0].to(v.dtype)
+        return compute(*tensors, *constants)[0].to(v.dtype)
 
 
 def _check(

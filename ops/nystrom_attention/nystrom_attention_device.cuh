@@ -467,8 +467,14 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
     __syncthreads();
   });
   T* total = block.add_parts(sums, m + 1, d);
-  if (total == nullptr || mixer.result == nullptr) return;
+  if (total == nullptr) return;
   const int64_t head = block.head;
+  if (mixer.start) {
+    for (int c = threadIdx.x; c < d; c += kThreads) {
+      mixer.start[head * d + c] = total[m * d + c] * (T(1) / pass.count);
+    }
+  }
+  if (mixer.result == nullptr) return;  // there are no landmarks, or others multiply
   for (int i = threadIdx.x; i < pass.m * pass.d; i += kThreads) {
     mixer.mixed[head * pass.m * pass.d + i] = total[i / pass.d * d + i % pass.d];
   }
@@ -476,11 +482,6 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
   T scale = scales.factor;
   if (scales.values) {
     scale *= scales.values[head / pass.heads * scales.batch + head % pass.heads * scales.head];
-  }
-  if (mixer.start) {
-    for (int c = threadIdx.x; c < d; c += kThreads) {
-      mixer.start[head * d + c] = total[m * d + c] * (T(1) / pass.count);
-    }
   }
   const Matrices<T>& inverse = mixer.inverse;
   const T* inverse_of = inverse.values + head * inverse.batch;

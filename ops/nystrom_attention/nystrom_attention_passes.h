@@ -29,12 +29,13 @@ template <class Device, class Metric, int Tokens, class S>
 class Passes {
   using T = Wide<S>;
   using Pass = device::Pass<S, T>;
-  // Distances in fp16 are as accurate as bf16 tokens need, and not as fp16 ones do.
-  static constexpr bool kWide = std::is_same<S, T>::value;
+  // Distances in fp16 and products of two bf16 terms are as accurate as bf16 tokens need. fp16
+  // tokens need more where landmarks are close.
+  static constexpr bool kBf16 = std::is_same<S, c10::BFloat16>::value;
   using TensorCores = std::conditional_t<
       Tokens == device::kTokens,
-      token_tiles::TensorCores<std::conditional_t<kWide, token_tiles::Tf32, token_tiles::Bf16>,
-                               std::is_same<S, c10::BFloat16>::value>,
+      token_tiles::TensorCores<std::conditional_t<kBf16, token_tiles::Bf16, token_tiles::Tf32>,
+                               kBf16>,
       device::FmaUnits>;
 
  public:

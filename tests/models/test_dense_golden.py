@@ -17,6 +17,7 @@ from mmengine.registry import MODELS, DefaultScope
 from test_golden import assert_close, sampled
 
 from mmlaplace.checkpoints import load_weights
+from mmlaplace.models import PyramidPoolingNeck, SSDLiteNeck
 
 GOLDEN = ROOT / 'tests/data/golden/dense'
 # Tensors that are computed, or of no use. The files have them, too.
@@ -318,3 +319,18 @@ def test_a_neck_takes_as_many_maps_as_it_has_convolutions(options):
     neck = MODELS.build(dict(options, in_channels=[8, 8]))
     with pytest.raises(ValueError, match=r'has 2 maps, got 1; set out_indices .*, \(2, 3\) for'):
         neck([torch.zeros(1, 8, 4, 4)])
+
+
+def test_necks_and_heads_say_what_does_not_fit():
+    from mmlaplace.models.ssd import SSDLiteHead
+
+    for made, message in (
+        (lambda: SSDLiteNeck((32, 64), (16, 16)), r'more levels than the 2 maps .* got \(16, 16\)'),
+        (lambda: PyramidPoolingNeck(3), 'at least the number of pool_sizes, 4, got 3'),
+        (
+            lambda: SSDLiteHead(stacked_convs=3),
+            'have no effect in SSDLiteHead',
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            made()

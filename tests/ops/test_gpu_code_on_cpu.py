@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import cpp_extension
 
+from mmlaplace.analysis.recording import steps_watched
 from mmlaplace.models import LaplacianAttention
 from mmlaplace.ops import _native, laplacian_kernel
 from mmlaplace.ops.landmark_attention import composed
@@ -350,14 +351,27 @@ def test_a_whole_attention_at_batch_1_has_few_launches(
     assert found == dict(ours=5, addmm=2, _convolution=1, add=1, **copies)
 
 
-@pytest.mark.skipif(_native.WHY_MISSING is not None, reason='the compiled library is missing')
-@pytest.mark.skipif(_native.find('_landmark_attention') is None, reason='an older library')
-def test_a_graph_for_a_gpu_has_the_mixing_rule_as_one_node(monkeypatch):
+@pytest.fixture
+def fake_gpu(monkeypatch):
+    if _native.WHY_MISSING is not None or _native.find('_landmark_attention') is None:
+        pytest.skip('the compiled library is missing, or older')
     monkeypatch.setitem(_native.AVAILABLE, '_landmark_attention', frozenset(['cuda']))
     monkeypatch.setattr(_native, 'why_not_on_this_gpu', lambda: None)
     with FakeTensorMode(), torch.device('cuda'), torch.no_grad():
-        attention = LaplacianAttention(64, 2, (14, 14)).eval()
-        x = torch.randn(1, 15 * 20, 64)
-        graph = make_fx(lambda x: attention(x, (15, 20)))(x)
+        yield
+
+
+def test_a_graph_for_a_gpu_has_the_mixing_rule_as_one_node(fake_gpu):
+    attention, x = LaplacianAttention(64, 2, (14, 14)).eval(), torch.randn(1, 15 * 20, 64)
+    graph = make_fx(lambda x: attention(x, (15, 20)))(x)
     nodes = [str(node.target) for node in graph.graph.nodes if 'mmlaplace' in str(node.target)]
     assert nodes == ['mmlaplace._landmark_attention.default']
+
+
+def test_on_a_gpu_the_inverse_and_the_landmarks_can_be_watched(fake_gpu):
+    attention, seen = LaplacianAttention(64, 2, (14, 14)).eval(), []
+    with steps_watched(attention, LaplacianAttention, ('invert',), lambda *made: seen.append(made)):
+        attention(torch.randn(1, 15 * 20, 64), (15, 20))
+    attention.landmarks.register_forward_hook(lambda *made: seen.append(made))
+    attention(torch.randn(1, 15 * 20, 64), (15, 20))
+    assert len(seen) == 2

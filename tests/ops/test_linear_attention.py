@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmlaplace.models.layers import elu_plus_one, linear_attention, pola_streams, signed_powers
-from mmlaplace.ops import _native
+from mmlaplace.ops import _native, use_backend
 
 # B, heads, N, n, f, d, features, streams, whether there is a numerator. On a GPU, tiles have 64 or
 # 16 tokens, and parts 256 or more.
@@ -140,3 +140,10 @@ def test_on_a_cpu_torch_computes_unless_asked():
     q = torch.rand(1, 1, 5, 4)
     assert isinstance(linear_attention(q.requires_grad_(), q, q).grad_fn, type(q.div(q).grad_fn))
     assert 'Attention' in linear_attention(q, q, q, backend='native').grad_fn.name()
+    with use_backend('native'):
+        assert 'Attention' in linear_attention(q, q, q).grad_fn.name()
+
+
+def test_an_epsilon_of_the_sum_is_that_of_each_key(op):
+    q, k, v = torch.rand(3, 1, 2, 9, 4, dtype=torch.float64).unbind()
+    torch.testing.assert_close(op(q, k, v, eps=0.9, eps_of_sum=True), op(q, k, v, eps=0.1))

@@ -122,8 +122,8 @@ def main() -> None:
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     visualizer = VISUALIZERS.build(dict(cfg.visualizer, vis_backends=None, name='predictions'))
     meta = dataset.metainfo
-    classes = meta.get('classes')
-    if len(meta.get('palette') or ()) != len(classes or ()):  # it has those of other classes
+    classes = meta.get('classes') or ()
+    if len(meta.get('palette') or ()) != len(classes):  # it has those of other classes
         colours = colormaps['hsv'](np.arange(len(classes)) / len(classes))
         meta = dict(meta, palette=[tuple(int(255 * part) for part in c[:3]) for c in colours])
     visualizer.dataset_meta = meta

@@ -119,5 +119,4 @@ class HedgehogAttention(QKVAttention):
         with no_autocast(v.device):
             query, key = upcast(q, k)
             query, key = self.query_map(query), self.key_map(key)
-            # The layer divides means over the keys, so its epsilon is that of one key.
-            return linear_attention(query, key, v, self.eps / key.shape[-2])
+            return linear_attention(query, key, v, self.eps, eps_of_sum=True)

@@ -165,6 +165,11 @@ class LaplacianAttention(QKVAttention):
             return conjugate_gradient_inverse(mat, self.num_iters, self.ridge)
         return newton_schulz_inverse(mat, self.num_iters, self.ridge, check=False)
 
+    def has_own_steps(self) -> bool:
+        """Whether nobody watches or replaces landmarks and inverse, which the one op has inside."""
+        watched = 'invert' in self.__dict__ or bool(self.landmarks._forward_hooks)
+        return not watched and type(self).invert is LaplacianAttention.invert
+
     def mix_in_one_op(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """:meth:`mix` with the exact inverse, by one op for GPUs."""
         rotary, form = None, 'half'
@@ -177,9 +182,10 @@ class LaplacianAttention(QKVAttention):
         )  # fmt: skip
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        exact = self.solver in ('auto', 'cholesky') and hw_shape is not None
-        if q.is_cuda and exact and fits(q, self.landmarks.count(hw_shape)):
-            return self.mix_in_one_op(q, k, v, hw_shape)
+        if q.is_cuda and hw_shape is not None and self.has_own_steps():
+            marks = self.landmarks.count(hw_shape)
+            if self.solver in ('auto', 'cholesky') and fits(q, k, v, marks):
+                return self.mix_in_one_op(q, k, v, hw_shape)
         landmarks = self.landmarks(k, hw_shape, self.rotary)  # (B, heads, m, d), at least fp32
         inverse = self.invert(self.kernel_fn(landmarks, landmarks, self.bandwidth))
         scale = None

@@ -45,5 +45,4 @@ class LinearAttention(QKVAttention):
         self.eps = eps
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        # The layer divides means over the keys, so its epsilon is that of one key.
-        return linear_attention(q, k, v, self.eps / k.shape[-2], features='elu_plus_one')
+        return linear_attention(q, k, v, self.eps, features='elu_plus_one', eps_of_sum=True)

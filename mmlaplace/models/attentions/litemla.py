@@ -117,6 +117,6 @@ class LiteMLA(BaseAttention):
         count = maps.shape[1] // (3 * self.head_dims)
         heads = maps.reshape(x.shape[0], count, 3, self.head_dims, x.shape[1]).transpose(-2, -1)
         q, k, v = heads.unbind(2)  # (B, heads * (1 + scales), N, d) each
-        mixed = linear_attention(q, k, v, self.eps / x.shape[1], features='relu')
+        mixed = linear_attention(q, k, v, self.eps, features='relu', eps_of_sum=True)
         out = self.proj(mixed.transpose(1, 2).flatten(2))  # (B, N, C)
         return map_to_tokens(self.norm(tokens_to_map(out, hw_shape)))

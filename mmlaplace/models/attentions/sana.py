@@ -66,4 +66,4 @@ class SANAAttention(QKVAttention):
         return super().heads(projected, hw_shape)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        return linear_attention(q, k, v, self.eps / k.shape[-2], features='relu')
+        return linear_attention(q, k, v, self.eps, features='relu', eps_of_sum=True)

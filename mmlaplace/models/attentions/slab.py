@@ -52,5 +52,4 @@ class SLABAttention(QKVAttention):
             nn.init.zeros_(self.key_positions)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        # The layer divides means over the keys, so its epsilon is that of one key.
-        return linear_attention(q, k, v, self.eps / k.shape[-2], features='relu')
+        return linear_attention(q, k, v, self.eps, features='relu', eps_of_sum=True)

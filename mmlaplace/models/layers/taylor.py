@@ -77,8 +77,7 @@ def taylor_attention(attention: Any, q: Tensor, k: Tensor, v: Tensor, eps: float
     # A graph for maps of any size, where this is no plain integer, takes the form that fits all.
     few = attention.form == 'auto' and type(keys) is int and keys <= taylor_width(q.shape[-1])
     if attention.form == 'linear' or not (few or attention.form == 'direct'):
-        # The layer divides means over the keys, so its epsilon is that of one key.
-        return linear_attention(taylor_features(q), taylor_features(k), v, eps / keys)
+        return linear_attention(taylor_features(q), taylor_features(k), v, eps, eps_of_sum=True)
     check_pairs_fit(attention, q, k, (2, 5))
     # 1 + s + s^2 / 2 is ((1 + s)^2 + 1) / 2, and the half cancels. So one pass over all pairs is
     # enough: a channel of ones adds the 1 to s, and another gives the sum of the squares.

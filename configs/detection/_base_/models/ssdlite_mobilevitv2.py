@@ -41,7 +41,7 @@ model = dict(
         allowed_border=-1,
         pos_weight=-1,
     ),
-    # The authors keep 400 boxes of each class for the NMS.
+    # The authors keep 400 boxes of each class for the NMS, and mmdet so many of each level.
     test_cfg=dict(
         nms_pre=10000,
         score_thr=0.01,
