@@ -119,7 +119,7 @@ def python_files() -> list:
 
 
 # Folders of data sets get their names when they are whole: see mmlaplace/lab/lra/storage.py.
-IN_WHOLE_FOLDERS = ('storage', 'fashion', 'pictures', 'make_stand_in_datasets')
+IN_WHOLE_FOLDERS = ('storage', 'fashion', 'images', 'pictures', 'make_stand_in_datasets')
 WRITERS = re.compile('write_text|write_bytes|save|savefig|savez.*|imwrite|to_csv|dump')
 # What a tool makes in a folder of its own, a buffer in memory, a lock, a log, and the kernel.
 NO_FILES = re.compile(r"\btemporary\b|\bfile[,)]|'lock'|open\(log|/proc/")

@@ -60,7 +60,8 @@ class SSDLiteHead(SSDHead):
         ...     type='SSDLiteAnchors', strides=[160, 320], ratios=[[2], [2]],
         ...     min_sizes=[96, 224], max_sizes=[224, 320], scale_major=False,
         ... )
-        >>> head = SSDLiteHead(num_classes=80, in_channels=[32, 16], anchor_generator=anchors)
+        >>> coder = dict(type='mmdet.DeltaXYWHBBoxCoder', clip_border=False)
+        >>> head = SSDLiteHead(80, [32, 16], anchor_generator=anchors, bbox_coder=coder)
         >>> scores, boxes = head((torch.randn(1, 32, 2, 2), torch.randn(1, 16, 1, 1)))
         >>> [tuple(x.shape) for x in scores], [tuple(x.shape) for x in boxes]
         ([(1, 324, 2, 2), (1, 324, 1, 1)], [(1, 16, 2, 2), (1, 16, 1, 1)])

@@ -159,8 +159,9 @@ class Landmarks(nn.Module):
     def _pooled(
         self, x: Tensor, hw_shape: Tuple[int, int], rotary: Optional[RotaryEmbedding2D]
     ) -> Tensor:
-        *cells, ratio = self.cells(hw_shape)
-        options: Dict[str, Any] = dict(ratio=ratio, cells=None if ratio else cells)
+        options: Dict[str, Any] = dict(ratio=self.pool_ratio)
+        if self.side is not None:
+            options = dict(cells=self._sides(hw_shape))
         if rotary is not None:
             options.update(rotary=rotary.table(x, hw_shape), rotary_form=rotary.form)
         return pooled_landmarks(x, hw_shape, **options)
