@@ -14,6 +14,8 @@ from ..version import __version__
 from .finding import Finding, describe
 from .fixes import PIP, TESTED_SET, complete_set_up, fix_import, gpu_arches, install, is_fork
 
+AFTER_MMDET = 'mmlaplace.models.ssd'  # is imported with the models of mmdet, if these are
+
 
 def check_versions() -> List[Finding]:
     """Check which versions of the packages are installed, and whether they were tested."""
@@ -133,7 +135,7 @@ def check_types_in(toolbox: str) -> Finding:
     ours = {
         name: cls
         for name, cls in MODELS.module_dict.items()
-        if cls.__module__.startswith('mmlaplace.')
+        if cls.__module__.startswith('mmlaplace.') and cls.__module__ != AFTER_MMDET
     }
     try:
         models = import_module(f'{toolbox}.registry').MODELS
