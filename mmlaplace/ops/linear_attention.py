@@ -209,9 +209,9 @@ def linear_attention(
             and forward_ad._current_level < 0
         )
         asked = current_backend() if backend == 'auto' else backend
-        if asked == 'auto' and not faster:
-            return linear_attention_reference(q, k, v, top_q, top_k, *constants)
-        compute = _native.select(OP, linear_attention_reference, q.device, backend)
+        compute: Callable = linear_attention_reference
+        if faster or asked != 'auto':
+            compute = _native.select(OP, linear_attention_reference, q.device, backend)
         if compute is linear_attention_reference:
             return compute(q, k, v, top_q, top_k, *constants)
         shared = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
