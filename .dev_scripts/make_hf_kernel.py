@@ -40,14 +40,9 @@ LIBRARY = 'mmlaplace/_C.abi3.so'
 SLOT = re.compile(rb'(mmlaplace built for namespace=)[\w.]+\0+')  # see tensor_stable.h
 SYSTEMS = {b'\x7fELF': 'linux', b'\xcf\xfa\xed\xfe': 'darwin'}  # by the start of a library
 OF_LAYERS = ('_sources', 'gelu_ffn', 'pola_streams', 'signed_powers', 'subnormals')  # not public
+FIRST_LINES = '---\nlibrary_name: kernels\n'  # of the README of a folder that was made here
 # Without mmengine there is no log of a run.
 LOG = 'from mmengine.logging import print_log\n', 'from ._log import print_log\n'
-OWN_LOG = """import warnings
-
-
-def print_log(line: str, logger: str) -> None:
-    warnings.warn(line, stacklevel=2)
-"""
 # build_info.cpp becomes the binding by these changes: the extension's name is that of the ops.
 BINDING = (
     ('#include "tensor.h"', '#include "../ops/common/tensor.h"\n#include "registration.h"'),
@@ -59,60 +54,11 @@ BINDING = (
         'REGISTER_EXTENSION(TORCH_EXTENSION_NAME)',
     ),
 )
-FLAKE = """{
-  inputs.kernel-builder.url = "github:huggingface/kernels";
-  outputs = { self, kernel-builder, ... }:
-    kernel-builder.lib.genKernelFlakeOutputs { inherit self; path = ./.; };
-}
-"""
-SETTINGS = """# By .dev_scripts/make_hf_kernel.py of mmlaplace, not built with kernel-builder there.
-[general]
-name = "{name}"
-version = {version}
-edition = 5
-license = "Apache-2.0"
-backends = ["cpu", "cuda"]
 
-[torch]
-src = ["torch-ext/torch_binding.cpp"]
 
-[torch.stable-abi]
-cpu = "2.10"
-cuda = "2.10"
-
-[kernel.ops_cpu]
-backend = "cpu"
-depends = ["torch"]
-cxx-flags = ["-O3", "-fvisibility=hidden"]
-src = {cpu}
-
-[kernel.ops_cuda]
-backend = "cuda"
-depends = ["torch"]
-cxx-flags = ["-O3", "-fvisibility=hidden", "-DMMLAPLACE_WITH_CUDA"]
-cuda-flags = ["-O3", "-lineinfo", "-DMMLAPLACE_WITH_CUDA"]
-src = {cuda}
-"""
-CARD = """---
-library_name: kernels
-license: apache-2.0
----
-
-The ops of mmlaplace for linear attention, with gradients: kernels, inverses, attention through
-landmarks. They run on CPUs, and on GPUs by the variant of torch's CUDA.
-
-```python
-import kernels, torch
-
-ops = kernels.get_kernel('ACCOUNT/{name}', version={version}, trust_remote_code=True)
-q, k = torch.randn(1, 2, 196, 32), torch.randn(1, 2, 49, 32)
-ops.laplacian_kernel(q, k, bandwidth=4.0)  # (1, 2, 196, 49)
-```
-
-`help` has formulas, shapes and sources. `backend='cpu'` takes the variant for CPUs.
-
-{rows}
-"""
+def template(name: str) -> str:
+    """A file of .dev_scripts/hf_kernel."""
+    return Path(__file__).with_name('hf_kernel').joinpath(name).read_text(encoding='utf-8')
 
 
 def python_files() -> Dict[str, str]:
@@ -123,7 +69,7 @@ def python_files() -> Dict[str, str]:
         if path.stem not in OF_LAYERS
     }
     init = f'"""The ops of mmlaplace."""\n\nfrom .ops import *\n\n__all__ = {ops.__all__}\n'
-    return {**files, 'ops/_log.py': OWN_LOG, '__init__.py': init}
+    return {**files, 'ops/_log.py': template('_log.py'), '__init__.py': init}
 
 
 def write_variant(library: Path, build: Path) -> Path:
@@ -188,8 +134,8 @@ def write_source(folder: Path) -> None:
         text = text.replace(old, new)
     lists = {'cpu': json.dumps(cpu, indent=2), 'cuda': json.dumps([*texts], indent=2)}
     texts['torch-ext/torch_binding.cpp'] = text
-    texts['flake.nix'] = FLAKE
-    texts['build.toml'] = SETTINGS.format(name=NAME, version=VERSION, **lists)
+    texts['flake.nix'] = template('flake.nix')
+    texts['build.toml'] = template('build.toml').format(name=NAME, version=VERSION, **lists)
     for path, content in python_files().items():
         # Its library is named like the extension.
         own = content.replace("glob('_C*.so')", f"glob('_{package}*.so')")
@@ -205,7 +151,7 @@ def main() -> None:
     parser.add_argument('libraries', nargs='*', type=Path, default=[ROOT / LIBRARY])
     args = parser.parse_args()
     build, card_file = args.folder / 'build', args.folder / 'README.md'
-    made_here = card_file.is_file() and card_file.read_text(encoding='utf-8').startswith(CARD[:40])
+    made_here = card_file.is_file() and card_file.read_text('utf-8').startswith(FIRST_LINES)
     if args.folder.exists() and any(args.folder.iterdir()) and not made_here:
         sys.exit(f'{args.folder} is not empty and no kernel package; give the name of a new folder')
     for given in args.libraries:
@@ -218,7 +164,7 @@ def main() -> None:
             print(write_variant(Path(library), build))
     write_source(args.folder)
     rows = [f'- `{name}`: {getattr(ops, name).__doc__.splitlines()[0]}' for name in ops.__all__]
-    card = CARD.format(name=NAME, version=VERSION, rows='\n'.join(rows))
+    card = template('README.md').format(name=NAME, version=VERSION, rows='\n'.join(rows))
     card_file.write_text(card, encoding='utf-8')
 
 
