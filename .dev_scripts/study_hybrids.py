@@ -12,13 +12,20 @@ Examples:
 """
 
 import statistics
+from functools import partial
 from itertools import product
 from pathlib import Path
 from textwrap import fill
 from typing import Dict, List, Sequence, Tuple
 
 import torch
-from hybrids_tasks import (
+from marked_tables import ROOT, markdown_table, with_tables
+from mmengine.registry import MODELS
+
+from mmlaplace.analysis.measuring import describe_machine, interleave, model_job
+from mmlaplace.commands.command_line import ToolParser, read_json, write_json
+from mmlaplace.lab.figures import new_figure, save
+from mmlaplace.lab.hybrids import (
     BATCH,
     BLOCKS,
     HOST,
@@ -31,12 +38,6 @@ from hybrids_tasks import (
     STEPS,
     Study,
 )
-from marked_tables import ROOT, markdown_table, with_tables
-from mmengine.registry import MODELS
-
-from mmlaplace.analysis.measuring import describe_machine, interleave, model_job
-from mmlaplace.commands.command_line import ToolParser, read_json, write_json
-from mmlaplace.lab.figures import new_figure, save
 from mmlaplace.lab.probes.results import by_key, read_results
 from mmlaplace.lab.side_by_side.seed_differences import half_width, short
 from mmlaplace.linearizing import linear_config, softmax_places
@@ -206,7 +207,8 @@ def main() -> None:
         found = [task for task in args.tasks if (args.data_root / task).is_dir()]
         for task in set(args.tasks) - set(found):
             print(f'{args.data_root / task} is missing, so this task is left out')
-        Study(LOG, args.data_root, args.work_dir).run_all(found)
+        shown = partial(print, flush=True)
+        Study(LOG, args.data_root, args.work_dir, shown).run_all(found)
 
 
 if __name__ == '__main__':

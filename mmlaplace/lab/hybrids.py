@@ -1,10 +1,10 @@
-"""The tasks, the host and the runs of study_hybrids.py."""
+"""What hybrids of softmax and linear attention keep: the tasks, the model and the runs."""
 
 import time
 from functools import cache, partial
 from itertools import islice, product
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -14,10 +14,8 @@ from mmengine.registry import MODELS
 from PIL import Image
 from torch import Tensor
 
-from mmlaplace.checkpoints import load_weights, write_weights
-from mmlaplace.lab.mini_datasets.fashion import read_part
-from mmlaplace.lab.probes.results import append_result, by_key, key_of, read_results
-from mmlaplace.linearizing import (
+from ..checkpoints import load_weights, write_weights
+from ..linearizing import (
     Schedule,
     distill,
     fit,
@@ -26,7 +24,9 @@ from mmlaplace.linearizing import (
     softmax_blocks,
     softmax_places,
 )
-from mmlaplace.linearizing.hybrids import LEARN, MEASURE, harm_of
+from ..linearizing.hybrids import LEARN, MEASURE, harm_of
+from .mini_datasets.fashion import read_part
+from .probes.results import append_result, by_key, key_of, read_results
 
 SIDE = 64  # of the training images; the large ones have twice that, and four times the tokens
 HOST = dict(
@@ -103,18 +103,20 @@ def read_fashion(folder: Path) -> Data:
         grown = F.interpolate(images[:, None].float(), size=(side, side), mode='bilinear')
         return grown.byte().expand(-1, 3, -1, -1), classes.long()
 
-    return Data(split('train', SIDE, 20000), *(split('t10k', n * SIDE, 300) for n in (1, 2)), 10)
+    small, large = (split('t10k', n * SIDE, 300) for n in (1, 2))
+    return Data(split('train', SIDE, 20000), small, large, 10)
 
 
 def read_dense(folder: Path, kind: str, mode: str, outputs: int) -> Data:
-    def split(name: str, count: int) -> Tuple[Tensor, Tensor]:
+    def split(name: str, count: Optional[int] = None) -> Tuple[Tensor, Tensor]:
         paths = sorted((folder / 'images' / name).iterdir())[:count]
         wanted = pictures([folder / kind / name / path.name for path in paths], mode)
         # Label 0, the soft edges, becomes 255, which no loss counts.
         return pictures(paths), wanted - 1 if mode == 'L' else wanted
 
-    large = split('validation', 40)
-    return Data(split('training', None), tuple(map(quarters, large)), large, outputs)
+    images, wanted = split('validation', 40)
+    small = quarters(images), quarters(wanted)
+    return Data(split('training'), small, (images, wanted), outputs)
 
 
 READERS: Dict[str, Callable[[Path], Data]] = {
@@ -132,8 +134,8 @@ class Model(nn.Module):
         super().__init__()
         self.backbone: Any = MODELS.build(cfg)  # with the weights that torch gives
         dims, dense = 64, data.train[1].dim() > 1
-        self.head = None if dense else nn.Linear(dims, data.outputs)  # what distill knows
-        self.decode = nn.Sequential(
+        self.head: Any = None if dense else nn.Linear(dims, data.outputs)  # what distill knows
+        self.decode: Any = nn.Sequential(
             nn.Conv2d(dims, 64 * data.outputs, 1), nn.PixelShuffle(8)
         ) if dense else None  # fmt: skip
 
@@ -142,7 +144,7 @@ class Model(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         maps = self.backbone(images)
-        return self.head(self.neck(maps)) if self.decode is None else self.decode(maps[-1])
+        return self.head(self.neck(maps)) if self.head else self.decode(maps[-1])
 
 
 def normal(images: Tensor) -> Tensor:
@@ -194,10 +196,20 @@ def scores(model: Model, data: Data) -> Dict[str, float]:
 
 
 class Study:
-    """All runs of the tasks whose data is there, whose results go into a log."""
+    """All runs of the tasks whose data is there, whose results go into a log.
 
-    def __init__(self, log: Path, data_root: Path, work_dir: Path) -> None:
-        self.log, self.work_dir = log, work_dir
+    Args:
+        log: The log, a JSON object on each line.
+        data_root: Folder with a folder of data for each task.
+        work_dir: Folder for the weights of the models with softmax.
+        ended: Function that gets each result without its losses. Default: nothing.
+    """
+
+    def __init__(
+        self, log: Path, data_root: Path, work_dir: Path,
+        ended: Optional[Callable[[dict], Any]] = None,
+    ) -> None:  # fmt: skip
+        self.log, self.work_dir, self.ended = log, work_dir, ended
         self.results = by_key(read_results(log))
         self.data = cache(lambda task: READERS[task](data_root / task))
         self.trunk = cache(self.trained)
@@ -211,7 +223,8 @@ class Study:
             found['seconds'] = round(time.process_time() - start, 1)
             append_result(self.log, found)
             self.results[key] = found
-            print({name: found[name] for name in found if name != 'losses'}, flush=True)
+            if self.ended is not None:
+                self.ended({name: found[name] for name in found if name != 'losses'})
         return self.results[key]
 
     def trained(self, task: str) -> Model:
