@@ -68,9 +68,17 @@ def linear_attention_reference(
     same, opposite = summed.tensor_split([first], dim=-1)
     sums = torch.cat([same, opposite.roll(half, -2)], dim=-1)
     normalizers = query @ torch.cat([mean_key, mean_key.roll(half, -2)], dim=-1) + eps
-    mixed = (top_q @ sums).tensor_split([first], dim=-1)
-    outs = [out / normalizer for out, normalizer in zip(mixed, normalizers.split(1, dim=-1))]
-    return torch.cat(outs, dim=-1).to(v.dtype)
+    return normalized_streams(top_q @ sums, normalizers).to(v.dtype)
+
+
+def normalized_streams(products: Tensor, normalizers: Tensor) -> Tensor:
+    """Products ``(B, heads, N, d)`` over the normalizers ``(B, heads, N, 2)`` of two streams.
+
+    The first ``ceil(d / 2)`` channels are one stream, and the others the second.
+    """
+    streams = products.tensor_split([ceil_div(int(products.shape[-1]), 2)], dim=-1)
+    outs = [stream / sums for stream, sums in zip(streams, normalizers.split(1, dim=-1))]
+    return torch.cat(outs, dim=-1)
 
 
 class Attention(_native.Function):

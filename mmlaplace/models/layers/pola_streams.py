@@ -1,13 +1,13 @@
 from typing import Any, Optional, Tuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mmlaplace.ops import _native
 from mmlaplace.ops import pola_streams as native
 from mmlaplace.ops import signed_powers as native_powers
 from mmlaplace.ops.backend import ceil_div
+from mmlaplace.ops.linear_attention import normalized_streams
 
 from .signed_powers import SignedPowers, shift_of, signed_powers
 
@@ -57,11 +57,7 @@ def pola_streams(
 
 def _streams(features: Tensor, sums: Tensor, means: Tensor, eps: float) -> Tensor:
     """The formula, for features ``(B, heads, N, 2d)``."""
-    dims = int(sums.shape[-1])  # the size of a trace may be a tensor
-    sums = F.pad(sums, (0, dims % 2))  # so that both streams have as many channels
-    streams = (features @ sums).view(*features.shape[:3], 2, ceil_div(dims, 2))
-    normalizers = (features @ means + eps).unsqueeze(-1)
-    return (streams / normalizers).flatten(-2)[..., :dims]
+    return normalized_streams(features @ sums, features @ means + eps)
 
 
 class PolaStreams(_native.Function):
