@@ -38,7 +38,8 @@ def test_images_without_the_channels_of_the_model_are_refused(channels, color, w
 
 
 @pytest.mark.parametrize(('written', 'match'), [
-    (None, 'not made by export.py'), ('{"task": "classification"}', 'export it again'),
+    (None, 'not made by export.py'),
+    ('{"task": "classification"}', 'does not say how its images are prepared; export it again'),
 ])  # fmt: skip
 def test_a_file_without_its_pipeline_is_one_sentence(written, match):
     with pytest.raises(ValueError, match=f'old.onnx .*{match}'):

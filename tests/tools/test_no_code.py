@@ -1,6 +1,5 @@
 """No option of a config makes our tools run code of a checkpoint, and a run can be resumed."""
 
-import os
 import pickle
 import re
 import sys
@@ -17,8 +16,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS, PARAM_SCHEDULERS
 from mmengine.runner import CheckpointLoader, load_checkpoint
 from mmengine.runner import checkpoint as mmengine_checkpoints
-from processes import run
-from test_hostile_checkpoints import LAPLACIAN, hostile
+from test_hostile_checkpoints import hostile
 
 import mmlaplace.models  # noqa: F401  (registers)
 from mmlaplace.checkpoints import UnsafeCheckpointError, refuse_code
@@ -169,33 +167,3 @@ def test_a_pickle_cannot_change_a_class(pickled, message, refusing, tmp_path):
     with pytest.raises((ValueError, pickle.UnpicklingError), match=message):
         CheckpointLoader.load_checkpoint(str(tmp_path / 'a.pth'), 'cpu')
     assert vars(HistoryBuffer) == before
-
-
-@pytest.mark.training
-@pytest.mark.thorough
-def test_train_py_refuses_an_init_cfg_with_code_and_resumes(tmp_path, mini_data, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / 'data').mkdir()
-    (tmp_path / 'data/mini').symlink_to(mini_data)
-    hostile(tmp_path / 'file.pth')
-    options = {
-        'train_dataloader.dataset.indices': 64, 'train_dataloader.num_workers': 0,
-        'train_dataloader.persistent_workers': False, 'val_cfg': None, 'val_dataloader': None,
-        'val_evaluator': None,
-    }  # fmt: skip
-
-    def train(*arguments, **more):
-        words = [f'{name}={value}' for name, value in {**options, **more}.items()]
-        command = [sys.executable, ROOT / 'tools/train.py', LAPLACIAN, '--work-dir', 'runs']
-        environment = dict(os.environ, PYTHONPATH=str(ROOT))
-        return run([*command, *arguments, '--cfg-options', *words], env=environment)
-
-    init_cfg = {'model.init_cfg.type': 'Pretrained', 'model.init_cfg.checkpoint': 'file.pth'}
-    assert "the toolbox's own script" in train(**init_cfg).stderr
-    assert train(**{'train_cfg.max_epochs': 1}).returncode == 0
-    content = torch.load('runs/epoch_1.pth', weights_only=False)
-    content['meta']['config'] = 'open("ran", "w")'
-    torch.save(content, 'runs/epoch_1.pth')
-    resumed = train('--resume', **{'train_cfg.max_epochs': 2})
-    assert 'resumed epoch: 1' in resumed.stdout + resumed.stderr
-    assert Path('runs/epoch_2.pth').is_file() and not Path('ran').exists()
