@@ -18,7 +18,7 @@ from PIL import Image
 from mmlaplace.deployment import exporting, verification
 from mmlaplace.deployment.deployable import deployable
 from mmlaplace.deployment.toolbox_pipeline import described_pipeline
-from mmlaplace.ops import gaussian_kernel, laplacian_kernel, use_backend
+from mmlaplace.ops import use_backend
 
 FOLDER = ROOT / 'tools/deployment'
 TOOL, RUN, QUANTIZE, PREPARE = (
@@ -69,35 +69,6 @@ def test_a_classifier_becomes_onnx_and_pt2_without_operators_of_ours(exported):
     assert operators(exported('laplacianformer', 'onnx').read_bytes()) <= {'', 'ai.onnx'}
     nodes = torch.export.load(exported('polaformer-pvt', 'pt2')).graph.nodes
     assert not [node for node in nodes if 'mmlaplace' in str(node.target)]
-
-
-class Parts(torch.nn.Module):
-    def forward(self, images):
-        points = images[:, :, :8, :8].flatten(1).unflatten(1, (2, -1, 4))  # (B, heads, N, d)
-        tokens = images.flatten(2).transpose(1, 2)  # (B, N, C)
-        kernels = laplacian_kernel(points, points, 4.0), gaussian_kernel(points, points, 1.0)
-        return (*kernels, tokens.mean(1), tokens.sum(1, True), tokens.sum(-1))
-
-
-@needs_export
-@pytest.mark.slow
-def test_distances_and_sums_leave_in_forms_that_runtimes_are_fast_at(tmp_path):
-    onnx, *_ = map(pytest.importorskip, ('onnx', 'onnxruntime', 'onnxscript'))
-    parts, images = Parts(), torch.rand(2, 3, 10, 12)
-    sizes = {i: torch.export.Dim(f'side_{i}', min=9, max=99) for i in (2, 3)}
-    with use_backend('reference'):
-        program = torch.export.export(parts, (images,), dynamic_shapes=dict(images=sizes))
-    assert sum('cdist' in str(node.target) for node in program.graph.nodes) == 2
-    path, names = tmp_path / 'parts.onnx', [f'out_{i}' for i in range(5)]
-    exporting.write_onnx(program, path, dict(inputs=['images'], outputs=names))
-    run, _ = exporting.open_exported(path)
-    for given in (images, torch.rand(2, 3, 11, 10)):
-        for found, expected in zip(run(given), parts(given)):
-            # fp32: sums of up to 120 numbers in another order.
-            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    made = [node.op_type for node in onnx.load(path).graph.node]
-    # Two are sums over tokens, one is over channels.
-    assert (made.count('MatMul'), made.count('ReduceSum')) == (2, 1)
 
 
 @pytest.mark.thorough

@@ -13,10 +13,10 @@ from mmengine.registry import MODELS
 from mmlaplace import get_model
 from mmlaplace.analysis import measuring
 from mmlaplace.analysis.complexity import count_complexity, mmengine_flop_handles
-from mmlaplace.analysis.networks import Network, image_size
+from mmlaplace.analysis.networks import image_size
 from mmlaplace.analysis.training_memory import LayerByLayer
 from mmlaplace.model_zoo import read_models
-from mmlaplace.models import BaseAttention, LaplacianAttention, PyramidBackbone
+from mmlaplace.models import BaseAttention, LaplacianAttention
 from mmlaplace.ops import use_backend
 
 CONFIGS = ROOT / 'configs'
@@ -65,29 +65,8 @@ NO_PRODUCTS = {'batch_norm', 'group_norm', 'layer_norm', 'adaptive_avg_pool2d',
                'upsample_bilinear2d', 'upsample_nearest2d'}  # fmt: skip
 
 
-def check_against_mmengine(model, shape):
-    """Both counters count the same products: by dispatch, and in the graph of a trace."""
-    analyzer = FlopAnalyzer(model.eval(), torch.zeros(1, *shape))
-    analyzer.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
-    analyzer.tracer_warnings('none')
-    by_operator = analyzer.set_op_handle(**mmengine_flop_handles()).by_operator()
-    total = sum(count for name, count in by_operator.items() if name not in NO_PRODUCTS)
-    assert count_complexity(model, shape).macs == pytest.approx(total, rel=1e-3)
-
-
 # A trace convolves with the filters of an image tap by tap, which is no product to mmengine.
-OF_TAPS = {'HViT3', 'TTTAttention'}
-
-
-@pytest.mark.sampled(16)
-@pytest.mark.parametrize('name', sorted({*registered(PyramidBackbone)} - OF_TAPS))
-def test_mmengine_counts_the_same(name):
-    zoo = MODELS.get(name).arch_zoo
-    smallest = min(zoo, key=lambda arch: sum(zoo[arch]['depths']) * max(zoo[arch]['embed_dims']))
-    backbone = MODELS.build(dict(type=name, arch=smallest, img_size=64))
-    check_against_mmengine(backbone, (3, 64, 64))
-
-
+OF_TAPS = {'TTTAttention'}
 # A trace takes the form for maps of any size, and convolves with computed filters tap by tap.
 IN_A_TRACE = dict(
     InLineAttention=dict(lepe_kernel=0),
@@ -99,9 +78,15 @@ IN_A_TRACE = dict(
 
 @pytest.mark.parametrize('name', sorted({*registered(BaseAttention)} - OF_TAPS))
 def test_mmengine_counts_the_same_of_an_attention(name):
+    """Both count the same products: by dispatch, and in the graph of a trace."""
     cfg = dict(type=name, embed_dims=32, num_heads=2, input_resolution=(16, 16))
-    attention = MODELS.build(dict(cfg, **IN_A_TRACE.get(name, {})))
-    check_against_mmengine(OnMap(attention), (32, 16, 16))
+    model = OnMap(MODELS.build(dict(cfg, **IN_A_TRACE.get(name, {})))).eval()
+    analyzer = FlopAnalyzer(model, torch.zeros(1, 32, 16, 16))
+    analyzer.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+    analyzer.tracer_warnings('none')
+    by_operator = analyzer.set_op_handle(**mmengine_flop_handles()).by_operator()
+    total = sum(count for name, count in by_operator.items() if name not in NO_PRODUCTS)
+    assert count_complexity(model, (32, 16, 16)).macs == pytest.approx(total, rel=1e-3)
 
 
 @pytest.mark.slow
@@ -145,16 +130,6 @@ def test_options_change_the_attention_of_the_config():
         (known,) = (model for model in read_models() if model.name == name)
         with pytest.raises(ValueError, match='one for each stage'):
             get_flops.figures(name, known, None, dict(num_landmarks=4))
-
-
-@pytest.mark.slow
-def test_whole_models_have_the_published_counts():
-    with torch.device('meta'):
-        model = get_model('softpp-small_upernet_8xb2-160k_ade20k-512x512')
-        counted = count_complexity(Network(model).eval(), (3, 512, 512))
-    # SOFT++'s Table 7, in whole millions and without the Newton steps.
-    assert counted.parameters == pytest.approx(60e6, abs=0.6e6)
-    assert counted.macs == pytest.approx(237e9, rel=0.03)
 
 
 @pytest.mark.slow

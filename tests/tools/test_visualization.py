@@ -117,22 +117,6 @@ def entropy_of(row):
     return entropy(row.abs()) / np.log(len(row))
 
 
-def test_reduced_keys_of_windows_count_once_each_and_those_beyond_the_tokens_add_up():
-    inner = dict(type='SoftmaxAttention', relative_bias=False, sr_ratio=2)
-    backbone = MODELS.build(dict(type='Swin', arch='micro', attn_cfg=dict(attn_cfg=inner)))
-    first = next(mixed_by(backbone.eval(), BaseAttention, torch.randn(1, 3, 56, 56)))
-    for window, place in ((0, (3, 3)), (3, (10, 10))):  # windows of 7 x 7 start at 0 and 7
-        row = attention_row(first, (place[0] % 7) * 7 + place[1] % 7, 0, window=window)
-        seen = row_statistics(first, attention_map(first, place, 0), place)
-        assert len(row) == 16 and seen.entropy == pytest.approx(entropy_of(row), abs=1e-5)
-        assert seen.near + seen.middle + seen.far == pytest.approx(1)
-    mixed = mixed_from(OneBlock(dict(PLAIN_SOFTMAX, pool_size=9)))  # of 5 x 7 tokens
-    found = attention_map(mixed, (2, 3), head=1)
-    assert found.sum().item() == pytest.approx(1) and found.shape == (HEIGHT, WIDTH)
-    seen = row_statistics(mixed, found, (2, 3))
-    assert seen.entropy == pytest.approx(entropy_of(found.flatten()), abs=1e-6)
-
-
 def test_distances_in_windows_are_shares_of_the_whole_map():
     """No key of a window is far away on a map of many windows."""
     backbone = MODELS.build(dict(type='Swin', arch='micro', img_size=224)).eval()
