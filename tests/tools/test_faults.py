@@ -51,17 +51,23 @@ def names(folder) -> list:
 
 
 def test_what_a_killed_run_left_half_written_goes_but_not_of_a_running_one(tmp_path):
-    for name, age in (('killed', 3700), ('running', 0)):
-        file = tmp_path / f'epoch_3.pth.{name}.partial/epoch_3.pth'
+    # A folder has the start of a long name. Other programs name their files so, too.
+    best, others = 'best_single-label_precision_epoch_100.pth', 'epoch_1.pth.a1b2.partial'
+    for name, folder, age in (
+        ('epoch_3.pth', 'epoch_3.pth.killed.partial', 3700),
+        ('epoch_3.pth', 'epoch_3.pth.running.partial', 0),
+        (best, f'{best[:40]}.killed.partial', 3700), (best, 'copies.partial', 3700),
+    ):  # fmt: skip
+        file = tmp_path / folder / name
         file.parent.mkdir()
         file.touch()
         os.utime(file, (time.time() - age,) * 2)
         os.utime(file.parent, (time.time() - 3700,) * 2)  # of when its file was made
-    (tmp_path / 'epoch_2.pth').touch()
+    (tmp_path / others).touch()
     hook = AtomicCheckpointHook()
     hook.before_train(runner_of(tmp_path)[1])
     assert hook.backend_args == dict(backend='whole')
-    assert names(tmp_path) == ['epoch_2.pth', 'epoch_3.pth.running.partial']
+    assert names(tmp_path) == ['copies.partial', others, 'epoch_3.pth.running.partial']
 
 
 def test_the_best_so_far_is_removed_when_the_new_best_is_whole(tmp_path):
