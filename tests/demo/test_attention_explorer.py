@@ -65,10 +65,8 @@ def test_an_address_that_is_none_is_quoted():
 
 
 @pytest.mark.parametrize('head', [0, 1])
-def test_a_row_is_that_of_the_matrix_for_the_image_as_its_config_normalises_it(
-    head, explorer, tmp_path
-):
-    """The softmax by its formula."""
+def test_a_row_is_that_of_the_matrix(head, explorer, tmp_path):
+    """The softmax by its formula, for the image as its config normalises it."""
     preprocessor = dict(mean=[0, 0, 0], std=[255, 255, 255], to_rgb=False)
     (tmp_path / 'bgr.py').write_text(
         f"_base_ = '{LAPLACIAN}'\ndata_preprocessor = {preprocessor}\n"
@@ -105,9 +103,7 @@ def test_every_attention_has_a_row_or_a_sentence(name, explorer):
     ('{}/other.py', 'is no model of this project'),
     ('lra/pathfinder/pathfinder_mini_pola.py', 'has no stages'),
 ])  # fmt: skip
-def test_blocks_without_attention_and_models_without_stages_are_told(
-    config, message, explorer, tmp_path
-):
+def test_a_model_without_attention_or_stages_is_told(config, message, explorer, tmp_path):
     (tmp_path / 'other.py').write_text("model = dict(backbone=dict(type='NoBackboneOfThisName'))")
     path = ROOT / 'configs' / config.format(tmp_path)
     there = Explorer(explorer.images, Models(dict(own=from_config(str(path), None, 'own'))))

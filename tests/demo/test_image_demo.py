@@ -133,9 +133,7 @@ def test_an_address_of_any_path_gives_a_result_beside_the_others(path, name, tmp
 
 
 @pytest.mark.slow
-def test_a_detector_writes_boxes_and_masks_and_draws_those_above_the_threshold(
-    demo, photos, tmp_path, monkeypatch
-):
+def test_a_detector_draws_what_is_above_the_threshold(demo, photos, tmp_path, monkeypatch):
     show, pictures = mock.Mock(), []
     monkeypatch.setattr('matplotlib.pyplot.get_backend', lambda: 'TkAgg')
     monkeypatch.setattr('mmengine.visualization.Visualizer.show', show)
@@ -189,10 +187,8 @@ def test_a_segmentor_writes_labels_and_shares_and_draws_by_the_opacity(demo, pho
     ('photos - - --device gpu', '--device gpu does not work here .*--device cpu'),
     ('photos - - --show', '--show needs a screen'),
 ])  # fmt: skip
-def test_each_bad_input_gets_a_sentence(
-    arguments, expected, photos, weights, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures('demo', 'photos')  # in their folder
+def test_each_bad_input_gets_a_sentence(arguments, expected, weights, tmp_path):
     (tmp_path / 'empty').mkdir()
     torch.save({'head.fc.bias': torch.zeros(10)}, tmp_path / 'other.pth')
     (tmp_path / 'half.py').write_text("default_scope = 'mmyolo'\ntest_dataloader = dict()\n")
@@ -212,9 +208,7 @@ def test_results_never_replace_the_images(demo, photos, tmp_path, inputs):
     assert (tmp_path / 'mine/vis/a.png').read_bytes() == (photos / 'a.png').read_bytes()
 
 
-def test_an_image_that_needs_too_much_memory_is_left_out_and_the_others_still_run(
-    demo, photos, tmp_path
-):
+def test_an_image_that_needs_too_much_memory_is_left_out(demo, photos, tmp_path):
     from mmpretrain import ImageClassificationInferencer as Inferencer
 
     too_large, forward = RuntimeError('CUDA out of memory. Tried 20.00 GiB.'), Inferencer.forward

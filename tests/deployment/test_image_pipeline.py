@@ -160,9 +160,7 @@ def test_a_file_gets_the_pixels_of_the_test_pipeline(name, tmp_path):
 @pytest.mark.parametrize(('name', 'size'), [
     ('fixed-opencv', None), ('fixed-opencv', (40, 56)), ('as-it-is', (40, 56)),
 ])  # fmt: skip
-def test_images_are_resized_in_floating_point_where_the_config_loads_them_so(
-    name, size, tmp_path, monkeypatch
-):
+def test_images_are_resized_in_floating_point_if_loaded_so(name, size, tmp_path, monkeypatch):
     """By the pipeline, and to an image size that takes its place."""
     monkeypatch.setitem(LOAD, 'to_float32', True)
     form, about = facts(name)

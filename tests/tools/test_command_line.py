@@ -8,12 +8,13 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import ROOT, micro_config, refusal_of, run_python, run_script
+from conftest import ROOT, micro_config, refusal_of, run_script
 from mmengine.config import Config
 
 from mmlaplace import toolboxes
 from mmlaplace.commands import command_line
 from mmlaplace.commands.command_line import ToolParser, load_or_exit
+from mmlaplace.commands.script_runs import run_script as run_script_apart
 from mmlaplace.dependencies import TESTED
 from mmlaplace.model_zoo import read_models
 from mmlaplace.toolboxes import TOOLBOXES, require_toolbox, toolbox_script
@@ -37,9 +38,7 @@ def parser() -> ToolParser:
     ('--jobs 0', 'at least 1, got 0'), ('--device cuda', 'no GPU'),
     ('--device gpu', '--device gpu does not work here'),
 ])  # fmt: skip
-def test_a_wrong_argument_ends_the_tool_with_one_sentence(
-    words, said, tmp_path, monkeypatch, capsys
-):
+def test_a_wrong_argument_is_one_sentence(words, said, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
     (tmp_path / 'kept').touch()
     with pytest.raises(SystemExit, match='2'):
@@ -95,27 +94,6 @@ def test_a_file_that_is_not_there_ends_the_tool_with_a_message(tmp_path, monkeyp
             read(str(tmp_path / 'none'))
 
 
-CALLER = """
-from pathlib import Path
-from script_runs import import_first, run_script
-
-if __name__ == '__main__':
-    import_first('no_such_module', 'torch', 'wave')
-    for argument in ('fine', 'broken'):
-        print(run_script(Path('script.py'), [argument], Path('logs', argument), threads=1))
-"""
-SCRIPT = """
-import sys
-had_it = 'wave' in sys.modules
-if __name__ == '__main__':
-    print(sys.argv[1:], had_it, sys.modules['torch'].get_num_threads())
-    print('to the other stream', file=sys.stderr)
-    if sys.argv[1] == 'broken':
-        print('19\\n' * 20)
-        raise RuntimeError('it broke')
-"""
-
-
 MICRO = micro_config('laplacianformer')
 WEIGHTS = ('none.pth',)
 
@@ -137,9 +115,8 @@ def test_a_config_that_lacks_what_a_tool_reads_is_one_sentence(tool, arguments, 
     Config(cfg).dump(config)
     result = run_script(ROOT / 'tools' / tool, config, *arguments)
     assert result.returncode, result.stdout
-    missing = 'model.backbone' if missing == 'model' else missing
-    message = f'{config} has no {missing}; name a whole config, and no base'
-    assert result.stderr.splitlines()[-1].endswith(message)
+    message = f'{config} has no {missing}.*; name a whole config, and no base$'
+    assert re.search(message, result.stderr.splitlines()[-1])
 
 
 def test_a_size_that_a_model_refuses_is_one_sentence():
@@ -148,10 +125,10 @@ def test_a_size_that_a_model_refuses_is_one_sentence():
     assert str(MICRO) in told and 'at least 4 x 4 pixels, got shape (1, 3, 1, 1)' in told
 
 
-@pytest.mark.parametrize('hint', ['; if that is meant, …', '; build it …, or, if that is meant, …'])
-def test_hints_at_arguments_of_python_code_are_left_out(hint):
-    shown = command_line.without_hint(ValueError(f'it does not fit{hint}'))
-    assert shown == 'it does not fit' + ('; build it …' if 'build' in hint else '')
+@pytest.mark.parametrize('start', ['it does not fit;', 'it does not fit; build it …, or,'])
+def test_hints_at_arguments_of_python_code_are_left_out(start):
+    shown = command_line.without_hint(ValueError(f'{start} if that is meant, …'))
+    assert shown == start.removesuffix(';').removesuffix(', or,')
 
 
 def test_pixels_are_normalised_as_the_config_does_inside_or_outside_of_its_model(tmp_path):
@@ -165,18 +142,20 @@ def test_pixels_are_normalised_as_the_config_does_inside_or_outside_of_its_model
         assert command_line.preprocessor_of(str(config)) == expected
 
 
-def test_scripts_have_their_arguments_imports_and_logs(tmp_path):
-    for name, text in (('script', SCRIPT), ('caller', CALLER)):
-        (tmp_path / f'{name}.py').write_text(text)
-    # The module without its package, which takes seconds to import.
-    path = str(ROOT / 'mmlaplace/commands')
-    result = run_python('caller.py', cwd=tmp_path, PYTHONPATH=path)
-    assert result.returncode == 0, result.stderr
-    fine, broken = map(eval, result.stdout.splitlines())
-    assert fine == (0, "['fine'] True 1\nto the other stream")
-    assert broken[0] == 1 and broken[1].endswith('RuntimeError: it broke')
-    assert len(broken[1].splitlines()) == 15
-    assert 'broken' in (tmp_path / 'logs/broken').read_text().splitlines()[0]
+def test_scripts_have_their_arguments_threads_and_logs(tmp_path):
+    script = tmp_path / 'script.py'
+    script.write_text("""
+import sys, torch
+print(sys.argv[1:], torch.get_num_threads())
+print(*range(20), sep='\\n', file=sys.stderr)
+if sys.argv[1] == 'broken':
+    raise RuntimeError('it broke')
+""")
+    for argument, status, end in (('fine', 0, '19'), ('broken', 1, 'RuntimeError: it broke')):
+        found, said = run_script_apart(script, [argument], tmp_path / 'logs' / argument, threads=1)
+        assert found == status and said.endswith(end) and len(said.splitlines()) == 15
+        log = (tmp_path / 'logs' / argument).read_text()
+        assert log.startswith(f"['{argument}'] 1\n0\n")
 
 
 def test_the_toolboxes_have_the_tasks_and_versions_of_the_repository():

@@ -68,9 +68,7 @@ def test_two_processes_have_the_losses_of_one(mini_data, tmp_path):
 
 
 @pytest.mark.thorough
-def test_two_machines_resume_where_one_died_with_the_weights_of_an_unbroken_run(
-    mini_data, tmp_path
-):
+def test_two_machines_resume_where_one_died_as_if_unbroken(mini_data, tmp_path):
     train_on_machines(config(mini_data, tmp_path, 'whole', 8))
     path, work_dir = config(mini_data, tmp_path, 'died', 8), tmp_path / 'died'
     survivor, dying = start_machines([DIST_TRAIN, path, 1], work_dir)

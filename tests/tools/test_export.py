@@ -26,14 +26,15 @@ TOOL, RUN, QUANTIZE, PREPARE = (
 )
 # Of an image of 90 x 120 the test pipeline of the detectors makes 192 x 256.
 SIZES = dict(classification=(48, 48), segmentation=(96, 128), detection=(192, 256))
-needs_export = pytest.mark.skipif(
-    not hasattr(torch.export, 'Dim'), reason='this torch has no torch.export with sizes'
-)
+NO_EXPORT = 'this torch has no torch.export with sizes'
+needs_export = pytest.mark.skipif(not hasattr(torch.export, 'Dim'), reason=NO_EXPORT)
 
 
 @pytest.fixture(scope='module')
 def exported(tmp_path_factory):
     """Write a file of a model, which is captured once for all formats; returns the file."""
+    if not hasattr(torch.export, 'Dim'):
+        pytest.skip(NO_EXPORT)
     tool = load_tool('tools/deployment/export.py')
     folder = tmp_path_factory.mktemp('exported')
 
@@ -47,7 +48,8 @@ def exported(tmp_path_factory):
 
     @functools.cache
     def write(name: str, kind: str):
-        pytest.importorskip({'onnx': 'onnxruntime'}.get(kind, 'torch'))
+        for package in ('onnxruntime', 'onnxscript') if kind == 'onnx' else ():
+            pytest.importorskip(package)
         model, form, size, program = captured(name)
         pipeline = described_pipeline(Config.fromfile(micro_config(name)))
         about = exporting.describe(form, size, program, pipeline, precision='fp32')
@@ -63,8 +65,6 @@ def exported(tmp_path_factory):
     return write
 
 
-@needs_export
-@pytest.mark.slow
 def test_a_classifier_becomes_onnx_and_pt2_without_operators_of_ours(exported):
     assert operators(exported('laplacianformer', 'onnx').read_bytes()) <= {'', 'ai.onnx'}
     nodes = torch.export.load(exported('polaformer-pvt', 'pt2')).graph.nodes
@@ -72,7 +72,6 @@ def test_a_classifier_becomes_onnx_and_pt2_without_operators_of_ours(exported):
 
 
 @pytest.mark.thorough
-@needs_export
 @pytest.mark.build
 def test_a_package_of_aotinductor_runs_from_cpp(exported, tmp_path):
     path = exported('polaformer-pvt', 'aoti')
@@ -99,8 +98,6 @@ def test_a_package_of_aotinductor_runs_from_cpp(exported, tmp_path):
     assert [float(score) for _, score in lines] == pytest.approx(scores.tolist(), rel=1e-5)
 
 
-@needs_export
-@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(('name', 'size', 'seen'), [
     ('polaformer-pvt', (48, 48), '48 x 48'),
@@ -109,7 +106,6 @@ def test_a_package_of_aotinductor_runs_from_cpp(exported, tmp_path):
 ])  # fmt: skip
 def test_a_model_of_each_task_becomes_onnx_with_its_selection(name, size, seen, exported, tmp_path):
     """And run_onnx.py predicts with it what the toolbox's inferencer does."""
-    pytest.importorskip('onnxscript')
     task, path, noise = deployable(build(name)).task, exported(name, 'onnx'), []
     for number in range(3):
         pixels = np.random.default_rng(number).integers(0, 256, (*size, 3), np.uint8)
@@ -147,8 +143,6 @@ def test_the_tool_writes_verifies_and_times_a_file_for_one_size(tmp_path):
     assert bytes(ROOT) not in out.read_bytes()
 
 
-@needs_export
-@pytest.mark.slow
 def test_int8_takes_less_room_and_keeps_the_order_of_classes(exported, noise_images, tmp_path):
     path = exported('polaformer-pvt', 'onnx')
     for split in ('train', 'val'):
@@ -169,8 +163,6 @@ def test_int8_takes_less_room_and_keeps_the_order_of_classes(exported, noise_ima
     assert (run(photo)[0] - plain(photo)[0]).abs().max() < 0.3
 
 
-@needs_export
-@pytest.mark.slow
 def test_an_image_for_another_program_is_prepared_as_the_file_says(exported, tmp_path):
     path, given = exported('polaformer-pvt', 'pt2'), tmp_path / 'photo.png'
     pixels = np.random.default_rng(0).integers(0, 256, (48, 48, 3), np.uint8)

@@ -85,9 +85,7 @@ def problem(queries, marks, dims, kernel, rotary):
     ('laplacian', 1e-5, False, True), ('laplacian', -1.0, True, True),
     ('gaussian', 1e-5, False, False),
 ])  # fmt: skip
-def test_the_attention_is_that_of_the_reference_at_any_size(
-    kernel, whitening, adjacent, rotary, session
-):
+def test_the_attention_is_the_references(kernel, whitening, adjacent, rotary, session):
     options = dict(kernel=kernel, bandwidth=4.0)
     attributes = dict(options, whitening=whitening, adjacent=int(adjacent))
     content = file_of('NystromAttention', INPUTS if rotary else INPUTS[:-1], **attributes)
