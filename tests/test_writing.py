@@ -21,29 +21,10 @@ from mmlaplace.writing import whole_file, write_whole
 PROCESSES = multiprocessing.get_context('fork')  # which have imported torch already
 
 
-def write_often(path, letter):
-    for length in range(60):
-        write_whole(path, letter * (2**20 + length))
-
-
 def write_half(path):
     with whole_file(path) as temporary:
         temporary.write_text('ne')
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_two_writers_of_a_file_leave_it_whole_for_a_reader(tmp_path):
-    path = tmp_path / 'a.json'
-    write_whole(path, 'A')
-    writers = [PROCESSES.Process(target=write_often, args=(path, letter)) for letter in 'AB']
-    for writer in writers:
-        writer.start()
-    while any(writer.is_alive() for writer in writers):
-        found = path.read_bytes()
-        assert len(set(found)) == 1  # not half A and half B, or empty
-        assert len(found) == 1 or len(found) >= 2**20
-    assert [writer.exitcode for writer in writers] == [0, 0]
-    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize('write', [

@@ -53,14 +53,6 @@ def test_a_config_of_each_task_runs(stand_ins, tmp_path, config):
     assert row['metrics']
 
 
-def test_data_without_a_stand_in_stay_where_they_are(tmp_path):
-    tool = load_tool('tools/dry_run.py')
-    (tmp_path / 'coco').mkdir()
-    given = dict(train=['data/coco/train', 'data/mine/train'], other='data/coco')
-    moved = dict(train=[f'{tmp_path}/coco/train', 'data/mine/train'], other=f'{tmp_path}/coco')
-    assert tool.on_stand_ins(given, tmp_path) == moved
-
-
 def test_only_a_config_with_their_data_asks_for_stand_ins(tmp_path, capsys, monkeypatch):
     """A config of the user's own data runs on these, again if it is to have another batch."""
     tool, ran = load_tool('tools/dry_run.py'), []

@@ -23,26 +23,33 @@ LAPLACIAN, SOFTPP, PVT, FPN, RETINANET = map(micro_config, MODEL_NAMES)
 SOFTMAX = LAPLACIAN.with_name('laplacianformer-micro-softmax_1xb32_mini.py')
 
 # By the tool and what else tells cases apart: its arguments, with FILE and OUT for paths.
+OUT = ['--out', 'OUT/a.png']
 LOADERS = {
-    'visualization/vis_predictions.py': [LAPLACIAN, 'FILE', '--out', 'OUT/a.png'],
-    'visualization/vis_predictions.py detector': [RETINANET, 'FILE', '--out', 'OUT/a.png'],
-    'visualization/vis_cam.py': [LAPLACIAN, 'FILE', '--out', 'OUT/a.png'],
-    'visualization/vis_attention.py': [
-        'photo.png', LAPLACIAN, '--model', LAPLACIAN, 'FILE', '--out', 'OUT/a.png'
-    ],
+    'visualization/vis_predictions.py': [LAPLACIAN, 'FILE', *OUT],
+    'visualization/vis_predictions.py detector': [RETINANET, 'FILE', *OUT],
+    'visualization/vis_cam.py': [LAPLACIAN, 'FILE', *OUT],
+    'visualization/vis_attention.py': ['photo.png', LAPLACIAN, '--model', LAPLACIAN, 'FILE', *OUT],
     '../demo/image_demo.py': ['photo.png', LAPLACIAN, 'FILE', '--out-dir', 'OUT'],
     '../demo/image_demo.py detector': ['photo.png', RETINANET, 'FILE', '--out-dir', 'OUT'],
     '../demo/image_demo.py segmentor': ['photo.png', FPN, 'FILE', '--out-dir', 'OUT'],
     'analysis_tools/measure_model.py': [SOFTPP, '--attention-term', '--checkpoint', 'FILE'],
     'visualization/paper_figures.py': [
-        'polaformer-5', '--model', PVT, 'FILE', 'Pola', '--images', 'a', '.', '--out', 'OUT/a.png'
+        'polaformer-5',
+        '--model',
+        PVT,
+        'FILE',
+        'Pola',
+        '--images',
+        'a',
+        '.',
+        *OUT,
     ],
     'linearize.py': [SOFTMAX, 'FILE', '--attention', 'FLattenAttention', '--work-dir', 'OUT'],
     'deployment/export.py': [LAPLACIAN, 'FILE', '--format', 'pt2', '--out', 'OUT/a.pt2'],
     # It takes the checkpoints that it finds in its work directory.
     'analysis_tools/attention_training.py': ['LaplacianAttention', '--work-dir', 'runs'],
     'model_converters/convert.py': ['FILE', '--out', 'OUT/a.pth'],
-}  # fmt: skip
+}
 # These hand over to the toolboxes, which load whatever fits.
 HANDING_OVER = {
     'test.py': [LAPLACIAN, 'FILE', '--work-dir', 'OUT'],
@@ -92,12 +99,8 @@ def run(tmp_path, monkeypatch):
 
 def test_no_tool_that_takes_a_checkpoint_is_left_out():
     about = re.compile(r'checkpoint|--resume|torch\.load|state_dict|pickle', re.IGNORECASE)
-    found = {
-        Path(os.path.relpath(path, TOOLS)).as_posix()
-        for folder in (TOOLS, DEMO)
-        for path in folder.rglob('*.py')
-        if about.search(path.read_text())
-    }
+    paths = [path for folder in (TOOLS, DEMO) for path in folder.rglob('*.py')]
+    found = {os.path.relpath(path, TOOLS) for path in paths if about.search(path.read_text())}
     # These load nothing themselves: tools/train.py and tools/test.py check what they are given.
     found -= {'dry_run.py', 'reproduce.py'}
     # The explorer has its own test: tests/demo/test_attention_explorer.py.
@@ -135,17 +138,13 @@ def test_a_warning_tells_that_a_toolbox_loads_what_fits(name, tmp_path, monkeypa
     Path('resumed').mkdir()
     Path('resumed/last_checkpoint').write_text('file.pth')
     script = toolbox_script('mmpretrain', name.split()[0])
-
-    def check(given):
-        words = [str(word).replace('FILE', given) for word in HANDING_OVER[name]]
-        monkeypatch.setattr(sys, 'argv', [str(script), *words])
-        check_checkpoints(script)
-
-    check('file.pth')
+    words = [str(word).replace('FILE', 'file.pth') for word in HANDING_OVER[name]]
+    monkeypatch.setattr(sys, 'argv', [str(script), *words])
+    check_checkpoints(script)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith('warning: mmengine loads file.pth, and only logs')
     hostile(tmp_path / 'file.pth')
     with pytest.raises(SystemExit, match='could run code'):
-        check('file.pth')
+        check_checkpoints(script)
     torch.load(tmp_path / 'file.pth', weights_only=False)  # which is hostile indeed
     assert (tmp_path / 'ran').exists()
