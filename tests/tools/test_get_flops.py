@@ -63,17 +63,13 @@ def test_every_part_keeps_its_mode_also_after_an_error(width):
 # A few FLOPs an element. They are no multiply-accumulates for us.
 NO_PRODUCTS = {'batch_norm', 'group_norm', 'layer_norm', 'adaptive_avg_pool2d',
                'upsample_bilinear2d', 'upsample_nearest2d'}  # fmt: skip
-
-
 # A trace convolves with the filters of an image tap by tap, which is no product to mmengine.
 OF_TAPS = {'TTTAttention'}
 # A trace takes the form for maps of any size, and convolves with computed filters tap by tap.
 IN_A_TRACE = dict(
-    InLineAttention=dict(lepe_kernel=0),
-    BasedAttention=dict(form='linear'),
-    TaylorShiftAttention=dict(form='linear'),
-    ReformerAttention=dict(form='chunks'),
-)
+    InLineAttention=dict(lepe_kernel=0), BasedAttention=dict(form='linear'),
+    TaylorShiftAttention=dict(form='linear'), ReformerAttention=dict(form='chunks'),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize('name', sorted({*registered(BaseAttention)} - OF_TAPS))
@@ -91,45 +87,32 @@ def test_mmengine_counts_the_same_of_an_attention(name):
 
 @pytest.mark.slow
 def test_the_tool_prints_ours_beside_the_published():
-    def rows(*arguments):
-        printed = output_of(ROOT / 'tools/analysis_tools/get_flops.py', *arguments)
-        return printed.splitlines()
+    tool, tiny = ROOT / 'tools/analysis_tools/get_flops.py', 'laplacianformer-tiny_8xb128_in1k'
+    softpp = CONFIGS / 'classification/soft/softpp-tiny_8xb128_in1k.py'
+    printed = output_of(tool, tiny, softpp, 'efficientvit-b0_8xb128_in1k')  # which has a neck
+    larger = output_of(tool, tiny, '--image-size', 448, '--attn-cfg', 'num_landmarks=4')
+    for text, name, figures in (
+        (printed, tiny, ('12.06 M', '12.1 M', '2.06 G', '2.10 G', '2.30 G', '4.60 G')),
+        (printed, softpp.stem, ('13.07 M', '13.0 M')), (printed, 'efficientvit-b0', ('3.41 M',)),
+        (larger, tiny, ('8.23 G',)),
+    ):  # fmt: skip
+        (row,) = [line for line in text.splitlines() if name.split('_')[0] in line]
+        assert all(figure in row for figure in figures), row
+    assert '2.10 G' not in larger
 
-    path = CONFIGS / 'classification/soft/softpp-tiny_8xb128_in1k.py'
-    printed = rows('laplacianformer-tiny_8xb128_in1k', path)
-    (row,) = [line for line in printed if 'laplacianformer-tiny' in line]
-    for figure in ('12.06 M', '12.1 M', '2.06 G', '2.10 G', '2.30 G', '4.60 G'):
-        assert figure in row
-    (row,) = [line for line in printed if 'softpp-tiny' in line]
-    assert '13.07 M' in row and '13.0 M' in row
-    larger = rows('--match', 'laplacianformer-tiny', '--image-size', 448, '--attn-cfg',
-                  'num_landmarks=4')  # fmt: skip
-    (row,) = [line for line in larger if 'laplacianformer-tiny' in line]
-    assert '8.23 G' in row and '2.10 G' not in row
+
+@pytest.mark.parametrize(('name', 'message'), [
+    ('soft-tiny-exact_32xb32_in1k', 'one for each stage'),
+    ('mask-rcnn_agent-swin-tiny_fpn_ms-1x_coco', 'one for each stage'),
+    (str(CONFIGS / 'lra/text/text_pola.py'), r'measure_model\.py counts it'),
+])  # fmt: skip
+def test_what_cannot_be_changed_or_counted_is_told(name, message):
+    known = {model.name: model for model in read_models()}.get(name)
+    with pytest.raises(ValueError, match=message):
+        get_flops.figures(name, known, None, dict(num_landmarks=4))
 
 
 NAME, SIDE = 'polaformer-pvtv2-b0_8xb128_in1k', (128, 128)
-
-
-def test_necks_count_and_sequences_are_refused():
-    """A classifier with a neck counts as the model zoo says."""
-    name = 'efficientvit-b0_8xb128_in1k'
-    (known,) = (model for model in read_models() if model.name == name)
-    row = get_flops.figures(name, known, None, {})
-    assert row[1] == f'{known.metadata["Parameters"] / 1e6:.2f} M' == '3.41 M'
-    with pytest.raises(ValueError, match=r'measure_model\.py counts it'):
-        get_flops.figures(str(CONFIGS / 'lra/text/text_pola.py'), None, None, {})
-
-
-def test_options_change_the_attention_of_the_config():
-    cfg = Config.fromfile(CLASSIFIER)
-    before = dict(cfg.model.backbone.attn_cfg)
-    options = get_flops.change_attention(cfg, dict(kernel='gaussian'))
-    assert options == dict(attn_cfg={**before, 'kernel': 'gaussian'})
-    for name in ('soft-tiny-exact_32xb32_in1k', 'mask-rcnn_agent-swin-tiny_fpn_ms-1x_coco'):
-        (known,) = (model for model in read_models() if model.name == name)
-        with pytest.raises(ValueError, match='one for each stage'):
-            get_flops.figures(name, known, None, dict(num_landmarks=4))
 
 
 @pytest.mark.slow
