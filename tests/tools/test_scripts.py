@@ -69,24 +69,18 @@ def test_a_wrong_call_of_a_shell_script_says_what_there_is(command, message):
     assert message in result.stderr and 'line' not in result.stderr
 
 
-@pytest.mark.parametrize('name', ['train.py', 'test.py'])
-@pytest.mark.parametrize(('text', 'message'), [
-    (None, 'there is no config .*config.py; check the path'),
-    ('model = dict()', 'config.py has no default_scope'),
-    ('model = dict(', r'config.py cannot be read as a config \(SyntaxError: '),
-    ("default_scope = 'mmother'", "config.py has the default_scope 'mmother'; set it to one of"),
+@pytest.mark.parametrize(('name', 'words', 'text', 'message'), [
+    ('train', 'README.md --amp', '', 'name a config.*got README.md --amp. --help shows'),
+    ('train', 'none.py', '', 'there is no config none.py; check the path'),
+    ('test', 'own.py', 'model = dict()', 'own.py has no default_scope'),
+    ('train', 'own.py', 'model = dict(', r'own.py cannot be read as a config \(SyntaxError: '),
+    ('train', 'own.py', "default_scope = 'mmother'",
+     "own.py has the default_scope 'mmother'; set it to one of"),
 ])  # fmt: skip
-def test_train_and_test_say_what_is_missing(name, text, message, tmp_path):
-    config = tmp_path / 'config.py'
-    if text:
-        config.write_text(text)
-    result = run_script(ROOT / 'tools' / name, config)
-    assert result.returncode == 1 and re.search(message, result.stderr)
-
-
-def test_a_call_without_a_config_names_what_it_got():
-    result = run_script(ROOT / 'tools/train.py', 'README.md', '--amp')
-    message = 'name a config.*got README.md --amp. --help shows'
+def test_train_and_test_say_what_is_missing(name, words, text, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'own.py').write_text(text)
+    result = run_script(ROOT / f'tools/{name}.py', *words.split())
     assert result.returncode == 1 and re.search(message, result.stderr)
 
 
@@ -189,7 +183,6 @@ def set_up(clone, script='setup_env.sh', *arguments) -> tuple:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_set_up_for_classification_builds_no_ops_of_mmcv_until_all_is_asked_for(clone, monkeypatch):
     monkeypatch.setattr(sys, 'prefix', str(clone / '.venv'))
     monkeypatch.setattr(fixes, 'PACKAGE', clone / 'mmlaplace')
