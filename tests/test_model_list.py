@@ -155,15 +155,17 @@ def test_lists_are_filtered_blind_to_case_and_by_several_patterns(options, chose
 
 
 def test_backbone_alone_takes_options_and_weights(tmp_path):
-    options = dict(backbone_only=True, out_indices=(0, 3), drop_path_rate=0.0)
-    backbone = mmlaplace.get_model(B0, pretrained=False, **options)
+    file, options = tmp_path / 'weights.pth', dict(out_indices=(0, 3), drop_path_rate=0.0)
+    backbone = mmlaplace.get_model(B0, pretrained=False, backbone_only=True, **options)
     maps = backbone(torch.zeros(1, 3, 64, 64))
     assert [tuple(m.shape) for m in maps] == [(1, 32, 16, 16), (1, 256, 2, 2)]
     weights = {f'backbone.{k}': torch.randn_like(v) for k, v in backbone.state_dict().items()}
-    torch.save(dict(state_dict=weights), tmp_path / 'weights.pth')
-    loaded = mmlaplace.get_model(B0, pretrained=tmp_path / 'weights.pth', **options)
-    loaded.init_weights()  # as a runner does
-    assert all(torch.equal(v, weights[f'backbone.{k}']) for k, v in loaded.state_dict().items())
+    torch.save(dict(state_dict=weights), file)
+    created = mmlaplace.create_backbone('polaformer-pvtv2-b0', file, **options)
+    created.init_weights()  # as a runner does
+    for model in (created, mmlaplace.get_model(B0, file, backbone_only=True, **options)):
+        state = {f'backbone.{name}': value for name, value in model.state_dict().items()}
+        assert all(torch.equal(state[name], value) for name, value in weights.items())
 
 
 @pytest.mark.parametrize(('name', 'toolbox', 'kind'), [

@@ -75,10 +75,11 @@ def test_a_row_is_that_of_the_matrix(head, explorer, tmp_path):
     source = from_config(str(tmp_path / 'bgr.py'), None, 'bgr')
     there = Explorer(explorer.images, Models(dict(bgr=source)))
     image = normalized(explorer.images.get('astronaut'), (64, 64), preprocessor)
-    mixed = next(mixed_by(there.models.backbone(source), BaseAttention, image))
-    scores = mixed.q[0, head, 8 * 16 + int(0.3 * 16)] @ mixed.k[0, head].T
-    expected = (scores / mixed.q.shape[-1] ** 0.5).softmax(-1).view(16, 16)
-    view = replace(SMALL, attention=(), trained=('bgr',), x=0.3, head=head)
+    recorded = mixed_by(there.models.backbone(source), BaseAttention, image)
+    mixed = next(mixed for mixed in recorded if mixed.stage == 1)
+    scores = mixed.q[0, head, 4 * 8 + int(0.3 * 8)] @ mixed.k[0, head].T
+    expected = (scores / mixed.q.shape[-1] ** 0.5).softmax(-1).view(8, 8)
+    view = replace(SMALL, attention=(), trained=('bgr',), stage=1, x=0.3, head=head)
     (panel,) = there.panels(view)
     # fp32, with the sums in another order.
     np.testing.assert_allclose(panel.weights, expected, rtol=1e-4, atol=1e-7)

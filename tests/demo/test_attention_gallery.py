@@ -45,13 +45,14 @@ def test_a_place_that_is_not_there_is_quoted(command, tmp_path):
     assert not (tmp_path / 'docs/gallery.md').exists()
 
 
-def test_the_influence_of_tokens_is_the_norm_of_the_derivative():
-    options = dict(lepe_kernel=3, num_prefix_tokens=1)  # which have no place on the map
+@pytest.mark.parametrize('prefix', [0, 1])  # which has no place on the map
+def test_the_influence_of_tokens_is_the_norm_of_the_derivative(prefix):
+    options = dict(num_prefix_tokens=1) if prefix else dict(lepe_kernel=3)
     attention = SoftmaxAttention(16, 2, (3, 4), **options).double()
-    x = torch.randn(1, 13, 16).double()
+    x = torch.randn(1, 12 + prefix, 16).double()
     found = influence_map(attention, x, (3, 4), place=(1, 2))
-    whole = torch.autograd.functional.jacobian(lambda x: attention(x, (3, 4))[0, 7], x)
-    expected = whole.square().sum((0, 1, 3)).sqrt()[1:].view(3, 4)
+    whole = torch.autograd.functional.jacobian(lambda x: attention(x, (3, 4))[0, 6 + prefix], x)
+    expected = whole.square().sum((0, 1, 3)).sqrt()[prefix:].view(3, 4)
     torch.testing.assert_close(found, expected)
 
 
