@@ -106,7 +106,7 @@ def pytest_collection_modifyitems(items):
             for mark in marks_of_case(cases[item.function], *sampled.args):
                 item.add_marker(mark)
             cases[item.function] += 1
-        if 'mini_data' in item.fixturenames:  # which takes half a minute to make
+        if {'mini_data', 'exported'} & {*item.fixturenames}:  # which take half a minute to make
             item.add_marker('slow')
         # Made once, where one of several processes has all tests that take it.
         for shared in ('wheel', 'exported', 'quick_starts'):

@@ -116,15 +116,13 @@ def first(found: Any) -> Tensor:
 # Not in requirements/: one is large, the other has no wheel, and ran without its compiled ops.
 BY_HAND = {'ultralytics': '8.4.190', 'detectron2': '0.6 (02b5c4e2)'}
 HF = 'mmlaplace.timm:', 'transformers:TimmBackboneConfig HEADConfig HEADFor'
-DETR = dict(
+# Each config takes what it knows of them.
+TINY = dict(
     d_model=32, encoder_ffn_dim=32, decoder_ffn_dim=32, encoder_layers=1, decoder_layers=2,
-    encoder_attention_heads=2, decoder_attention_heads=2, num_queries=5,
-)  # fmt: skip
-RT_DETR = dict(DETR, encoder_hidden_dim=32, decoder_in_channels=[32] * 3, num_denoising=2)
-M2F = dict(
-    feature_size=32, mask_feature_size=32, hidden_dim=32, encoder_feedforward_dim=32,
-    encoder_layers=1, decoder_layers=2, num_attention_heads=2, dim_feedforward=32, num_queries=5,
-    train_num_points=64,
+    encoder_attention_heads=2, decoder_attention_heads=2, num_queries=5, encoder_hidden_dim=32,
+    decoder_in_channels=[32] * 3, num_denoising=2, num_feature_levels=3, feature_size=32,
+    mask_feature_size=32, hidden_dim=32, encoder_feedforward_dim=32, num_attention_heads=2,
+    dim_feedforward=32, train_num_points=64,
 )  # fmt: skip
 THREE, FOUR = (
     f"backbone = TimmBackboneConfig(backbone='laplacianformer_micro', out_indices={indices})\n"
@@ -143,17 +141,16 @@ HOSTS = (
     Host(
         'transformers', (HF[0], f'{HF[1]}ObjectDetection'),
         f'{THREE}model = HEADForObjectDetection(HEADConfig(backbone_config=backbone, **options))',
-        {
-            'RTDetr': RT_DETR, 'RTDetrV2': RT_DETR, 'DFine': RT_DETR, 'Detr': DETR,
-            'ConditionalDetr': DETR, 'DeformableDetr': dict(DETR, num_feature_levels=3),
-        },
+        dict.fromkeys(
+            ('RTDetr', 'RTDetrV2', 'DFine', 'Detr', 'ConditionalDetr', 'DeformableDetr'), TINY
+        ),
         transformers_loss, transformers_scores,
     ),
     Host(
         'transformers', (HF[0], f'{HF[1]}UniversalSegmentation'),
         f'{FOUR}model = HEADForUniversalSegmentation('
         'HEADConfig(backbone_config=backbone, **options))',
-        {'Mask2Former': M2F}, transformers_loss, transformers_scores,
+        {'Mask2Former': TINY}, transformers_loss, transformers_scores,
     ),
     Host(
         'transformers', (HF[0], f'{HF[1]}SemanticSegmentation'),

@@ -11,19 +11,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, needs_torch, quiet_init, run_script, toolbox_config, toolbox_model
+from conftest import MICRO, ROOT, needs_torch, quiet_init, run_script, toolbox_config, toolbox_model
 from PIL import Image
 from skimage import data
 from test_docs import DOCUMENTS, code_blocks, lines
 
 # A trained model of each task. The quick starts train them, and more.
 TRAINED = {
-    'classify': ('classification/laplacianformer/laplacianformer-micro_1xb32_mini', 'epoch_11'),
-    'detect': ('detection/laplacianformer/mask-rcnn_laplacianformer-micro_fpn_mini', 'epoch_5'),
-    'segment': (
-        'segmentation/laplacianformer/laplacianformer-micro_upernet_1xb16_mini', 'iter_400',
-    ),
-}  # fmt: skip
+    'classify': (MICRO['laplacianformer'], 'epoch_11'),
+    'detect': (MICRO['mask-rcnn'], 'epoch_5'),
+    'segment': (MICRO['upernet'], 'iter_400'),
+}
 ONE_STEP = [
     'train_dataloader.dataset.indices=16', 'train_dataloader.batch_size=16',
     'train_dataloader.num_workers=0', 'train_dataloader.persistent_workers=False',
@@ -34,35 +32,26 @@ NOT_HERE = {
         'a program of others',
     r'(\./|\.venv/)': 'of another environment, or of a language that is not here',
     r'bash (tools/(quickstart|setup_env|run_tests)|\.dev_scripts/)': 'makes an environment',
-    r'(\w+=\S+ )*bash tools/(dist|slurm)_': 'needs several GPUs',
+    r'((\w+=\S+ )*bash tools/(dist|slurm)_|bash tools/gpu_check)': 'needs a GPU, or several',
     r'.*(_in1k|_coco|ade20k)\S*\.py': 'needs a data set that is downloaded',
     r'.*(convert_lra\.py|configs/lra/(?!\w+/\w+_mini))': "needs Long Range Arena's files",
-    r'.*(MMDETECTION|example\.org)': 'needs the network',
+    r'.*(MMDETECTION|example\.org|WandbVisBackend)': 'needs the network',
     r'.*convert\.py (?!--list)': "needs the authors' weights, which tests/engine imitates",
     r'.*(demo/attention_explorer\.py|127\.0\.0\.1)': 'a server, which tests/demo starts',
-    r'.*(--library|--backend native|build_onnxruntime_ops)':
-        "needs ONNX Runtime's headers",
-    r'.*(benchmark_backbone|compare_attentions|attention_training|linearize\.py'
-        r'|make_lra_datasets\.py --tasks)':
-        'takes hours',
-    r'.*(mutation_test|benchmark_ops)\.py': 'takes minutes to hours',
-    r'bash tools/gpu_check': 'needs a GPU',
+    r'.*(--library|--backend native|build_onnxruntime_ops)': "needs ONNX Runtime's headers",
+    r'.*(benchmark_(backbone|ops)|compare_attentions|attention_training|linearize\.py|mutation_test'
+        r'|make_lra_datasets\.py --tasks|reproduce\.py(?!.*(--list|--dry-run)))': 'takes hours',
     r'.*make_hf_kernel\.py': 'tests/ops makes the package',
-    r'.*reproduce\.py(?!.*(--list|--dry-run))': 'takes hours',
     r'.*(configs/lra/|make_lra_datasets)': 'takes minutes; tests/lab/lra does it with less data',
-    r'.*(probe_attentions|paper_figures\.py (?!softpp-1a))':
-        'takes minutes, and tests/lab does it smaller',
+    r'(.*(probe_attentions|paper_figures\.py (?!softpp-1a))'
+        r'|python -m mmlaplace compare (?!.*--contract))': 'tests/lab does it smaller',
     r'.*train_rt_detr\.py': 'takes minutes, and tests/test_hosts.py takes one step',
     r'.*(--format aoti|prepare_image\.py|dry_run\.py)': 'takes minutes, and tests/tools does it',
     r'.*(textures|crowds|fashion|make_mini_datasets\.py$)':
         'takes minutes, and tests/tools makes these',
     r'.*(export\.py my_|run_onnx\.py work_dirs/my_)': 'docs/deploy.md has the same commands',
-    r'python -m mmlaplace compare (?!.*--contract)':
-        'takes minutes to hours, and tests/lab/compare does it smaller',
     r'.*elu_mini': 'needs two files of that page, of which tests/test_docs.py runs one',
-    r'.*WandbVisBackend': 'needs an account',
-    r'python -m mmlaplace config ': 'tests/test_model_list.py runs it',
-    r'python -m mmlaplace.check$': 'tests/test_check.py runs it',
+    r'python -m mmlaplace(\.check$| config )': 'tests/test_check.py or test_model_list.py runs it',
 }  # fmt: skip
 
 
@@ -114,8 +103,7 @@ def quick_starts(tmp_path_factory, mini_data):
 
 def rename_trained(work_dir: Path, checkpoint: str) -> None:
     """Give the checkpoint of the one step the name that the pages know."""
-    (trained,) = work_dir.glob('*_1.pth')
-    trained.rename(work_dir / f'{checkpoint}.pth')
+    next(work_dir.glob('*_1.pth')).rename(work_dir / f'{checkpoint}.pth')
 
 
 def write_small_config(project: Path, name: str) -> None:
@@ -133,10 +121,8 @@ def write_small_config(project: Path, name: str) -> None:
 def run(project: Path, program: str, script: str, *arguments, **variables) -> None:
     """Run a command in the project. Trainings and tests get a process of their own."""
     if script.startswith('-') or Path(script).name in ('train.py', 'test.py'):
-        command = [sys.executable, script, *map(str, arguments)]
-        result = subprocess.run(
-            command, cwd=project, env={**os.environ, **variables}, capture_output=True, text=True
-        )
+        command, env = [sys.executable, script, *map(str, arguments)], {**os.environ, **variables}
+        result = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True)
     else:
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(project)

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT, load_tool, output_of, run_script
-from hosts import HOSTS, SIDE, build, transformers_scores
+from hosts import HOSTS, SIDE, build
 from PIL import Image
 
 timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
 
-import mmlaplace.timm  # noqa: E402  (registers)
-from mmlaplace.engine import load_weights  # noqa: E402
 
 CASES = [pytest.param(host, head, id=head) for host in HOSTS for head in host.heads]
 SMALL = 'laplacianformer_micro'
@@ -78,42 +76,13 @@ def test_a_host_trains_saves_and_runs_in_half_precision(host, head, images):
     assert half.dtype == torch.bfloat16 and half.isfinite().all()
 
 
-def test_transformers_saves_loads_and_trains_by_its_trainer(images, tmp_path):
+def test_the_script_trains_a_detector_by_the_trainer_loads_and_evaluates_it(tmp_path):
     need('transformers')
     pytest.importorskip('accelerate')
-    from transformers import RTDetrForObjectDetection, Trainer, TrainingArguments
+    from transformers import RTDetrForObjectDetection
 
-    model = build(HOSTS[0], 'RTDetr')
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    box = dict(class_labels=torch.tensor([1]), boxes=torch.tensor([[0.5, 0.5, 0.4, 0.3]]))
-    samples = [dict(pixel_values=image, labels=box) for image in images]
-    settings = TrainingArguments(
-        str(tmp_path), max_steps=10, per_device_train_batch_size=1, report_to='none', use_cpu=True,
-        disable_tqdm=True, logging_steps=5, save_strategy='no', remove_unused_columns=False,
-    )  # fmt: skip
-
-    def collate(batch: list) -> dict:
-        images = torch.stack([sample['pixel_values'] for sample in batch])
-        return dict(pixel_values=images, labels=[sample['labels'] for sample in batch])
-
-    trainer = Trainer(model, settings, train_dataset=samples, data_collator=collate)
-    assert 0 < trainer.train().training_loss < 100
-    backbone = [n for n, p in model.named_parameters() if p.requires_grad and '_backbone' in n]
-    assert [n for n in backbone if torch.equal(before[n], model.state_dict()[n])] == []
-    trainer.save_model()
-    expected = transformers_scores(model.eval(), images)
-    loaded = RTDetrForObjectDetection.from_pretrained(tmp_path)
-    torch.testing.assert_close(transformers_scores(loaded.eval(), images), expected, **SAME)
-    half = RTDetrForObjectDetection.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
-    assert transformers_scores(half, images.bfloat16()).isfinite().all()
-
-
-def test_the_script_trains_a_detector_and_evaluates_it(tmp_path):
-    need('transformers')
-    script, options = ROOT / 'tools/train_rt_detr.py', ('--small', '--size', SIDE, SIDE)
-    for part in ('train', 'val'):
-        (tmp_path / part).mkdir()
-        Image.new('RGB', (SIDE, SIDE)).save(tmp_path / part / 'a.png')
+    script, out = ROOT / 'tools/train_rt_detr.py', tmp_path / 'out'
+    options = ('--small', '--size', SIDE, SIDE, '--epochs', 1, '--work-dir', out)
     content = dict(
         images=[dict(id=7, file_name='a.png', height=SIDE, width=SIDE)],
         categories=[dict(id=3, name='cat'), dict(id=9, name='dog')],  # with gaps, as COCO's
@@ -125,11 +94,15 @@ def test_the_script_trains_a_detector_and_evaluates_it(tmp_path):
     (tmp_path / 'annotations').mkdir()
     for part in ('train', 'val'):
         (tmp_path / f'annotations/{part}.json').write_text(json.dumps(content))
+        (tmp_path / part).mkdir()
+        Image.new('RGB', (SIDE, SIDE)).save(tmp_path / part / 'a.png')
     wrong = run_script(script, tmp_path, '--backbone', 'laplacianformer_micr')
     assert "'laplacianformer_micr'; similar ones are ['laplacianformer_micro'" in wrong.stderr
-    output_of(script, tmp_path, *options, '--epochs', 1, '--work-dir', tmp_path / 'out')
-    log = json.loads((tmp_path / 'out/results.json').read_text())
-    assert set(log['box']) == {'AP', 'AP50', 'AP75'} and (tmp_path / 'out/config.json').is_file()
+    output_of(script, tmp_path, *options)
+    log = json.loads((out / 'results.json').read_text())
+    assert set(log['box']) == {'AP', 'AP50', 'AP75'}
+    _, told = RTDetrForObjectDetection.from_pretrained(out, output_loading_info=True)
+    assert not (told['missing_keys'] or told['unexpected_keys'])
 
 
 def test_labels_of_images_to_evaluate_are_those_of_the_training(tmp_path):
@@ -148,69 +121,32 @@ def test_labels_of_images_to_evaluate_are_those_of_the_training(tmp_path):
         part('val', [dict(id=3, name='dog')], train)
 
 
-def test_prefix_tokens_are_those_of_timm(images):
+@pytest.mark.parametrize(('name', 'shapes'), [
+    ('agent_deit_tiny', [(2, 1, 192)] * 12), ('softpp_micro', [None] * 3 + [(2, 1, 128)]),
+])  # fmt: skip
+def test_prefix_tokens_are_those_of_timm(name, shapes, images):
     """As smp's DPT asks for them: with each map the class token, where the stage has one."""
-    for name, expected in (('agent_deit_tiny', [(2, 1, 192)] * 12), ('softpp_micro', None)):
-        model = timm.create_model(name, img_size=SIDE).eval()
-        plain = model.forward_intermediates(images, intermediates_only=True)
-        options = dict(intermediates_only=True, return_prefix_tokens=True)
-        pairs = model.forward_intermediates(images, **options)
-        for one, (again, _) in zip(plain, pairs):
-            torch.testing.assert_close(again, one, **SAME)
-        tokens = [token for _, token in pairs]
-        if expected is None:  # SOFT has a class token in its last stage alone
-            assert tokens[:3] == [None] * 3 and tokens[3].shape == (2, 1, 128)
-        else:
-            assert [token.shape for token in tokens] == expected
-    pairs = timm.create_model(SMALL, img_size=SIDE).forward_intermediates(images, **options)
-    assert all(isinstance(each, torch.Tensor) for each in pairs)  # none has one
+    model, options = timm.create_model(name, img_size=SIDE).eval(), dict(intermediates_only=True)
+    plain = model.forward_intermediates(images, **options)
+    pairs = model.forward_intermediates(images, **options, return_prefix_tokens=True)
+    for one, (again, token), shape in zip(plain, pairs, shapes):
+        torch.testing.assert_close(again, one, **SAME)
+        assert token is shape or token.shape == shape
+    assert len(pairs) == len(shapes)
 
 
 @pytest.mark.parametrize(('options', 'message'), [
     (dict(backbone='laplacianformer_nano'), r'Unknown model \(laplacianformer_nano\)'),
     (dict(out_indices=[1, 4]), r'feature index 4 is out of range \(0 to 3\)'),
     (dict(output_stride=16), "LaplacianFormer has no option 'output_stride'"),
+    ({}, r'at least 4 x 4 pixels, got shape \(1, 3, 2, 64\)'),
 ])  # fmt: skip
-def test_transformers_shows_what_is_wrong_with_a_backbone(options, message):
+def test_transformers_shows_what_is_wrong_with_a_backbone_or_an_image(options, message):
     need('transformers')
     from transformers import TimmBackbone, TimmBackboneConfig
 
-    with pytest.raises((RuntimeError, AssertionError, TypeError), match=message):
-        TimmBackbone(TimmBackboneConfig(**dict(dict(backbone=SMALL), **options)))
-
-
-def test_transformers_and_smp_show_which_weights_and_images_cannot_be():
-    need('transformers')
-    need('segmentation-models-pytorch')
-    import segmentation_models_pytorch as smp
-    from transformers import TimmBackbone, TimmBackboneConfig
-
-    for call in (lambda: TimmBackbone.from_pretrained(SMALL), lambda: smp.Unet(f'tu-{SMALL}')):
-        with pytest.raises(ValueError, match=f'no released weights of {SMALL!r} are known'):
-            call()
-    small = torch.randn(1, 3, 2, SIDE)
-    unet = smp.Unet(f'tu-{SMALL}', encoder_weights=None)
-    unet.requires_divisible_input_shape = False
-    for model in (TimmBackbone(TimmBackboneConfig(backbone=SMALL)), unet):
-        with pytest.raises(ValueError, match=r'at least 4 x 4 pixels, got shape \(1, 3, 2, 64\)'):
-            model(small)
-
-
-def test_transformers_takes_a_model_with_options_and_weights_of_a_user(images, tmp_path):
-    need('transformers')
-    from transformers import TimmBackbone, TimmBackboneConfig
-
-    @timm.models.register_model
-    def my_backbone(pretrained=False, **kwargs):
-        changed = dict(type='SoftmaxAttention')
-        return mmlaplace.timm.laplacianformer_micro(pretrained, attn_cfg=changed, **kwargs)
-
-    model = TimmBackbone(TimmBackboneConfig(backbone='my_backbone', out_indices=[1, 2, 3])).eval()
-    (ours,) = (m for m in model.modules() if isinstance(m, mmlaplace.timm.TimmClassifier))
-    assert type(ours.backbone.stages[0]['blocks'][0].attn).__name__ == 'SoftmaxAttention'
-    classifier = timm.create_model('my_backbone')
-    torch.save(dict(state_dict=classifier.state_dict()), tmp_path / 'trained.pth')
-    load_weights(ours.backbone, tmp_path / 'trained.pth')
-    expected = classifier.eval().forward_intermediates(images, [1, 2, 3], intermediates_only=True)
-    for one, again in zip(expected, model(images).feature_maps):
-        torch.testing.assert_close(again, one, **SAME)
+    options, image = dict(dict(backbone=SMALL), **options), torch.randn(1, 3, 2, SIDE)
+    with pytest.raises((RuntimeError, AssertionError, TypeError, ValueError), match=message):
+        TimmBackbone(TimmBackboneConfig(**options))(image)
+    with pytest.raises(ValueError, match=f'no released weights of {SMALL!r} are known'):
+        TimmBackbone.from_pretrained(SMALL)

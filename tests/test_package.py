@@ -5,29 +5,19 @@ import re
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 import torch
 from conftest import ROOT, run_python
-
-from mmlaplace import check
-from mmlaplace.ops import _native
 
 
 @pytest.fixture(scope='module')
 def wheel(tmp_path_factory):
     """A wheel built from the tracked files, without nvcc or compiler in reach."""
     source, out = tmp_path_factory.mktemp('source'), tmp_path_factory.mktemp('wheel')
-    files = subprocess.run(
-        ['git', 'ls-files', '--cached', '--others', '--exclude-standard'],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout.split()  # fmt: skip
-    for name in files:
-        target = source / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if (ROOT / name).is_file():
-            target.write_bytes((ROOT / name).read_bytes())
+    listed = 'git ls-files --cached --others --exclude-standard -z'
+    copied = f'{listed} | tar -c --null -T - --ignore-failed-read | tar -x -C {source}'
+    subprocess.run(copied, shell=True, cwd=ROOT, check=True)
     subprocess.run(
         [sys.executable, '-m', 'pip', 'wheel', '-q', '--no-deps', '--no-build-isolation',
          '--wheel-dir', out, source],
@@ -41,9 +31,8 @@ def wheel(tmp_path_factory):
 def test_wheel_holds_configs_and_tools_where_mim_looks(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     for pattern in ('configs/**/*.py', 'configs/**/*.yml', 'tools/**/*.py', 'model-index.yml'):
-        paths = list(ROOT.glob(pattern))
-        assert paths, pattern
-        assert {f'mmlaplace/.mim/{path.relative_to(ROOT)}' for path in paths} <= names
+        paths = {f'mmlaplace/.mim/{path.relative_to(ROOT)}' for path in ROOT.glob(pattern)}
+        assert paths and paths <= names
     scripts = {path.name for path in (ROOT / 'tools').glob('*.sh')}
     packed = {name.split('/')[-1] for name in names if name.endswith('.sh')}
     assert scripts - packed == {'gpu_check.sh', 'quickstart.sh', 'run_tests.sh', 'setup_env.sh'}
@@ -128,19 +117,3 @@ def test_an_import_needs_little_and_says_what_is_wrong(code, warnings, status, s
     result = run_python('-c', code, PYTHONWARNINGS=warnings)
     assert result.returncode == status, result.stderr
     assert all(words in result.stderr for words in said), result.stderr
-
-
-@pytest.mark.thorough
-@pytest.mark.wheel
-def test_one_wheel_serves_every_torch_that_there_is_an_environment_of(tmp_path):
-    cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
-    versions = sorted(path.parent.name for path in cache.glob('mmlaplace/torches/*/ready'))
-    if not versions or _native.build_info(check.loaded_library()).get('torch'):
-        pytest.skip('.dev_scripts/check_torches.sh makes environments, for torch 2.10 and later')
-    folder = ROOT / '.dev_scripts'
-    build = ['bash', folder / 'build_wheels.sh', tmp_path]
-    subprocess.run(build, check=True, env={**os.environ, 'WITH_CUDA': '0'})
-    (path,) = tmp_path.glob('*.whl')
-    assert re.fullmatch(r'mmlaplace-[\d.]+-py3-none-manylinux_2_28_\w+\.whl', path.name)
-    assert path.stat().st_size < 5e6
-    subprocess.run(['bash', folder / 'check_torches.sh', path, *versions], check=True)

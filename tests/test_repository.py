@@ -70,7 +70,6 @@ def test_no_python_file_is_longer_than_its_limit():
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_mypy_finds_no_error(tmp_path):
     pytest.importorskip('mypy')
     result = run_python('-m', 'mypy', '--cache-dir', tmp_path)

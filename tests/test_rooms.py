@@ -12,23 +12,16 @@ PACKAGE = ROOT / 'mmlaplace'
 
 
 def imported(file) -> set:
-    """The rooms that a file imports, at its top or in a function."""
-    found = set()
-    place = file.relative_to(PACKAGE).parent.parts
+    """The rooms that a file imports, at its top or in a function; of the studies' in ``lab``."""
+    found, place = set(), ['mmlaplace', *file.relative_to(PACKAGE).parent.parts]
     for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            base = place[: len(place) - node.level + 1]
-            names = node.module.split('.') if node.module else []
-            found |= rooms([*base, *names], node)
-        elif isinstance(node, ast.ImportFrom) and (node.module or '').startswith('mmlaplace.'):
-            found |= rooms(node.module.split('.')[1:], node)
+        if isinstance(node, ast.ImportFrom):
+            base = place[: len(place) - node.level + 1] if node.level else []
+            path = [*base, *(node.module or '').split('.')] if node.module else base
+            for alias in node.names if path[0] == 'mmlaplace' else ():
+                room = [*path[1:], alias.name]
+                found.add('/'.join(room[: 2 if room[0] == 'lab' else 1]))
     return {name if (PACKAGE / name).is_dir() else f'{name}.py' for name in found}
-
-
-def rooms(path: list, node: ast.ImportFrom) -> set:
-    """The rooms of what ``from path import names`` imports; those of the studies are in ``lab``."""
-    paths = [[*path, alias.name] for alias in node.names]
-    return {'/'.join(path[:2]) if path[0] == 'lab' else path[0] for path in paths}
 
 
 def test_every_room_is_in_the_table():

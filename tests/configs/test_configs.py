@@ -120,8 +120,7 @@ def test_leaf_is_thin_and_stands_alone(path):
     assert cfg.auto_scale_lr.base_batch_size > 0
     assert not cfg.get('find_unused_parameters')
     if cfg.default_scope == 'mmdet':  # its train.py wants these keys for --auto-scale-lr and --amp
-        assert cfg.auto_scale_lr.enable is False
-        assert cfg.optim_wrapper.type == 'OptimWrapper'
+        assert (cfg.auto_scale_lr.enable, cfg.optim_wrapper.type) == (False, 'OptimWrapper')
 
 
 @each(LEAVES)
@@ -142,8 +141,8 @@ def test_name_says_what_the_config_does(path):
     assert grows == ['-test-' in name] * len(attentions)
     if said := re.search(r'(\d+)xb(\d+)', name):
         gpus, images = map(int, said.groups())
-        assert cfg.train_dataloader.batch_size == images
-        assert cfg.auto_scale_lr.base_batch_size == gpus * images
+        batches = cfg.train_dataloader.batch_size, cfg.auto_scale_lr.base_batch_size
+        assert batches == (images, gpus * images)
     elif path in ZOO:  # mmdet's names leave out its eight GPUs
         assert cfg.auto_scale_lr.base_batch_size == 8 * cfg.train_dataloader.batch_size
     for form, key, unit in (r'-(\d+)k_', 'max_iters', 1000), (r'[_-](\d+)x_', 'max_epochs', 12):
@@ -191,9 +190,8 @@ def test_schedule_covers_the_run_without_gaps(path):
     assert [s.get('begin', 0) for s in chain] == [0, *ends[:-1]]
     assert ends[-1] == cfg.train_cfg['max_epochs' if by_epoch else 'max_iters']
     assert all(s.get('begin', 0) == 0 for s in beside)
-    for scheduler in chain:
-        for step in scheduler.get('milestones', []):
-            assert scheduler.get('begin', 0) < step < scheduler.end
+    for s in chain:
+        assert all(s.get('begin', 0) < step < s.end for step in s.get('milestones', []))
 
 
 @each(LEAVES)
@@ -235,11 +233,10 @@ def test_heads_tell_the_classes_of_the_data_apart(path):
 @pytest.fixture(scope='session')
 def record(tmp_path_factory) -> dict:
     """What the datasets of all three tasks say of an image of 480 x 640, with one object."""
-    folder = tmp_path_factory.mktemp('record')
-    rng = np.random.default_rng(0)
-    image, label_map = rng.integers(0, 256, (480, 640, 3)), rng.integers(0, 5, (480, 640))
-    for name, content in (('image', image), ('map', label_map)):
-        assert cv2.imwrite(str(folder / f'{name}.png'), content.astype(np.uint8))
+    folder, rng = tmp_path_factory.mktemp('record'), np.random.default_rng(0)
+    for name, most, channels in (('image', 256, [3]), ('map', 5, [])):
+        content = rng.integers(0, most, (480, 640, *channels), np.uint8)
+        assert cv2.imwrite(str(folder / f'{name}.png'), content)
     box = dict(bbox=[100, 100, 400, 300], bbox_label=3, ignore_flag=0,
                mask=[[100, 100, 400, 100, 400, 300, 100, 300]])  # fmt: skip
     return dict(
@@ -279,7 +276,7 @@ def test_pipelines_give_images_of_the_size_named(path, record):
     side = side_in_name(path)
     if cfg.default_scope == 'mmpretrain':
         assert test == {(side, side)}
-        assert train == {(224, 224)} if '-test-' in path.stem else train == test
+        assert train == ({(224, 224)} if '-test-' in path.stem else test)
     elif cfg.default_scope == 'mmseg':
         assert max(map(max, train)) == side
         assert tuple(cfg.model.data_preprocessor.size) == (side, side)  # smaller ones are padded

@@ -51,9 +51,7 @@ def test_a_head_trains_for_a_step_and_predicts(path, monkeypatch):
 
 
 @pytest.mark.parametrize('page', ['classify', 'detect', 'segment'])
-def test_the_config_of_a_tutorial_starts_a_model_of_its_classes_from_released_weights(
-    page, tmp_path
-):
+def test_the_config_of_a_tutorial_starts_from_released_weights(page, tmp_path):
     pytest.importorskip('mmdet')
     pytest.importorskip('mmseg')
     config = tmp_path / 'mine.py'

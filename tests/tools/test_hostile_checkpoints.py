@@ -1,17 +1,30 @@
-"""Every tool refuses a checkpoint that asks for code, or is another model's."""
+"""Tools refuse checkpoints that ask for code or are another model's; no config makes one run.
+
+A run can be resumed all the same.
+"""
 
 import os
+import pickle
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, Call, fast_with, micro_config, run_script, toolbox_config, toolbox_model
+import torch.nn as nn
+from conftest import ROOT, Call, fast_with, micro_config, run_script
+from mmengine.logging import HistoryBuffer
+from mmengine.model import BaseModule
+from mmengine.registry import MODELS, PARAM_SCHEDULERS
+from mmengine.runner import CheckpointLoader, load_checkpoint
+from mmengine.runner import checkpoint as mmengine_checkpoints
 from PIL import Image
 
-from mmlaplace.commands.toolbox_scripts import check_checkpoints
+from mmlaplace.checkpoints import UnsafeCheckpointError, refuse_code
+from mmlaplace.commands.command_line import ToolParser
+from mmlaplace.commands.toolbox_scripts import check_checkpoints, run_toolbox_script
 from mmlaplace.lab.side_by_side.attention_jobs import begin
 from mmlaplace.lab.side_by_side.attention_study import STUDIES, settings_of
 from mmlaplace.toolboxes import toolbox_script
@@ -23,26 +36,33 @@ LAPLACIAN, SOFTPP, PVT, FPN, RETINANET = map(micro_config, MODEL_NAMES)
 SOFTMAX = LAPLACIAN.with_name('laplacianformer-micro-softmax_1xb32_mini.py')
 
 # By the tool and what else tells cases apart: its arguments, with FILE and OUT for paths.
+OUT = ['--out', 'OUT/a.png']
 LOADERS = {
-    'visualization/vis_predictions.py': [LAPLACIAN, 'FILE', '--out', 'OUT/a.png'],
-    'visualization/vis_predictions.py detector': [RETINANET, 'FILE', '--out', 'OUT/a.png'],
-    'visualization/vis_cam.py': [LAPLACIAN, 'FILE', '--out', 'OUT/a.png'],
-    'visualization/vis_attention.py': [
-        'photo.png', LAPLACIAN, '--model', LAPLACIAN, 'FILE', '--out', 'OUT/a.png'
-    ],
+    'visualization/vis_predictions.py': [LAPLACIAN, 'FILE', *OUT],
+    'visualization/vis_predictions.py detector': [RETINANET, 'FILE', *OUT],
+    'visualization/vis_cam.py': [LAPLACIAN, 'FILE', *OUT],
+    'visualization/vis_attention.py': ['photo.png', LAPLACIAN, '--model', LAPLACIAN, 'FILE', *OUT],
     '../demo/image_demo.py': ['photo.png', LAPLACIAN, 'FILE', '--out-dir', 'OUT'],
     '../demo/image_demo.py detector': ['photo.png', RETINANET, 'FILE', '--out-dir', 'OUT'],
     '../demo/image_demo.py segmentor': ['photo.png', FPN, 'FILE', '--out-dir', 'OUT'],
     'analysis_tools/measure_model.py': [SOFTPP, '--attention-term', '--checkpoint', 'FILE'],
     'visualization/paper_figures.py': [
-        'polaformer-5', '--model', PVT, 'FILE', 'Pola', '--images', 'a', '.', '--out', 'OUT/a.png'
+        'polaformer-5',
+        '--model',
+        PVT,
+        'FILE',
+        'Pola',
+        '--images',
+        'a',
+        '.',
+        *OUT,
     ],
     'linearize.py': [SOFTMAX, 'FILE', '--attention', 'FLattenAttention', '--work-dir', 'OUT'],
     'deployment/export.py': [LAPLACIAN, 'FILE', '--format', 'pt2', '--out', 'OUT/a.pt2'],
     # It takes the checkpoints that it finds in its work directory.
     'analysis_tools/attention_training.py': ['LaplacianAttention', '--work-dir', 'runs'],
     'model_converters/convert.py': ['FILE', '--out', 'OUT/a.pth'],
-}  # fmt: skip
+}
 # These hand over to the toolboxes, which load whatever fits.
 HANDING_OVER = {
     'test.py': [LAPLACIAN, 'FILE', '--work-dir', 'OUT'],
@@ -92,12 +112,8 @@ def run(tmp_path, monkeypatch):
 
 def test_no_tool_that_takes_a_checkpoint_is_left_out():
     about = re.compile(r'checkpoint|--resume|torch\.load|state_dict|pickle', re.IGNORECASE)
-    found = {
-        Path(os.path.relpath(path, TOOLS)).as_posix()
-        for folder in (TOOLS, DEMO)
-        for path in folder.rglob('*.py')
-        if about.search(path.read_text())
-    }
+    paths = [path for folder in (TOOLS, DEMO) for path in folder.rglob('*.py')]
+    found = {os.path.relpath(path, TOOLS) for path in paths if about.search(path.read_text())}
     # These load nothing themselves: tools/train.py and tools/test.py check what they are given.
     found -= {'dry_run.py', 'reproduce.py'}
     # The explorer has its own test: tests/demo/test_attention_explorer.py.
@@ -128,14 +144,6 @@ def test_code_and_weights_of_another_model_are_refused(name, write, run, tmp_pat
     assert re.search(REFUSED[write], run(name, {**LOADERS, **HANDING_OVER}[name]))
 
 
-def test_no_picture_is_drawn_with_a_random_head(run, tmp_path):
-    weights = toolbox_model(toolbox_config(LAPLACIAN)).state_dict()
-    backbone = {name: value for name, value in weights.items() if name.startswith('backbone.')}
-    torch.save(dict(state_dict=backbone), tmp_path / 'file.pth')
-    name = 'visualization/vis_predictions.py'
-    assert re.search(r'file\.pth does not fit: only .* missing .*head', run(name, LOADERS[name]))
-
-
 @pytest.mark.parametrize('name', HANDING_OVER)
 def test_a_warning_tells_that_a_toolbox_loads_what_fits(name, tmp_path, monkeypatch, capsys):
     other(tmp_path / 'file.pth')
@@ -143,17 +151,144 @@ def test_a_warning_tells_that_a_toolbox_loads_what_fits(name, tmp_path, monkeypa
     Path('resumed').mkdir()
     Path('resumed/last_checkpoint').write_text('file.pth')
     script = toolbox_script('mmpretrain', name.split()[0])
-
-    def check(given):
-        words = [str(word).replace('FILE', given) for word in HANDING_OVER[name]]
-        monkeypatch.setattr(sys, 'argv', [str(script), *words])
-        check_checkpoints(script)
-
-    check('file.pth')
+    words = [str(word).replace('FILE', 'file.pth') for word in HANDING_OVER[name]]
+    monkeypatch.setattr(sys, 'argv', [str(script), *words])
+    check_checkpoints(script)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith('warning: mmengine loads file.pth, and only logs')
     hostile(tmp_path / 'file.pth')
     with pytest.raises(SystemExit, match='could run code'):
-        check('file.pth')
+        check_checkpoints(script)
     torch.load(tmp_path / 'file.pth', weights_only=False)  # which is hostile indeed
     assert (tmp_path / 'ran').exists()
+
+
+@pytest.fixture
+def their_loaders(monkeypatch):
+    """mmengine's own loaders, as before any of our tools ran in this process."""
+    own = {'': mmengine_checkpoints.load_from_local}
+    monkeypatch.setattr(CheckpointLoader, '_schemes', {**CheckpointLoader._schemes, **own})
+    monkeypatch.setattr(mmengine_checkpoints, 'load_from_http', None)
+
+
+@pytest.fixture
+def refusing(their_loaders):
+    refuse_code()
+
+
+class Teacher(nn.Module):
+    """As mmdet's distillers, which load a teacher when they are built."""
+
+    def __init__(self, teacher_ckpt) -> None:
+        super().__init__()
+        load_checkpoint(self, teacher_ckpt, map_location='cpu')
+
+
+def from_file(file, **options) -> dict:
+    return dict(type='Pretrained', checkpoint=file, **options)
+
+
+ROUTES = {
+    'load_from': lambda file: load_checkpoint(nn.Linear(2, 2), file),
+    'the model': lambda file: BaseModule(from_file(file)).init_weights(),
+    'the backbone': lambda file: MODELS.build(
+        dict(type='LaplacianFormer', arch='micro', init_cfg=from_file(file))
+    ).init_weights(),
+    'a part of the model': lambda file: BaseModule(from_file(file, prefix='neck.')).init_weights(),
+    'a teacher': Teacher,
+    '~': lambda file: load_checkpoint(nn.Linear(2, 2), f'~/{Path(file).name}'),
+    'torchvision': lambda file: load_checkpoint(nn.Linear(2, 2), 'torchvision://resnet'),
+}
+
+
+@pytest.mark.parametrize('route', ROUTES)
+def test_no_way_to_name_a_checkpoint_runs_its_code(route, refusing, tmp_path, monkeypatch):
+    hostile(tmp_path / 'file.pth')
+    monkeypatch.setenv('HOME', str(tmp_path))
+    names = dict(resnet=str(tmp_path / 'file.pth'))  # an address in mmengine
+    monkeypatch.setattr(mmengine_checkpoints, 'get_torchvision_models', lambda: names)
+    with pytest.raises(UnsafeCheckpointError, match=r'file\.pth asks for .*save its weights alone'):
+        ROUTES[route](str(tmp_path / 'file.pth'))
+    assert not (tmp_path / 'ran').exists()
+
+
+@pytest.mark.parametrize(
+    'start', [lambda: ToolParser(None), lambda: run_toolbox_script('train.py', '')]
+)
+def test_each_tool_begins_with_it(start, their_loaders, tmp_path, monkeypatch):
+    hostile(tmp_path / 'file.pth')
+    monkeypatch.setattr(sys, 'argv', ['train.py', '--help'])
+    with suppress(SystemExit):
+        start()
+    with pytest.raises(UnsafeCheckpointError):
+        load_checkpoint(nn.Linear(2, 2), str(tmp_path / 'file.pth'))
+
+
+def test_no_tool_begins_otherwise():
+    for path in (path for folder in ('tools', 'demo') for path in (ROOT / folder).rglob('*.py')):
+        text = path.read_text(encoding='utf-8')
+        if path.name == 'build_onnxruntime_ops.py':
+            continue  # a compiler's
+        # Programs for other machines import nothing of ours.
+        if "'__main__'" in text and re.search('^(from|import) mmlaplace', text, re.MULTILINE):
+            assert re.search(r'\b(ToolParser|parser_for|run_toolbox_script)\(', text), path
+
+
+SCHEDULES = [
+    dict(type='MultiStepLR', milestones=[8, 11]), dict(type='OneCycleLR', eta_max=0.1,
+    total_steps=9), dict(type='CosineAnnealingLR', T_max=3),
+]  # fmt: skip
+
+
+def test_all_that_a_run_writes_is_read_as_it_was(refusing, tmp_path, monkeypatch):
+    # So that texts can be compared, which tell types, too.
+    monkeypatch.setattr(HistoryBuffer, '__repr__', lambda b: f'{b.data} {b.statistics("mean")}')
+    optimizer = torch.optim.Adam([nn.Parameter(torch.ones(2))], 0.1)
+    schedulers = [PARAM_SCHEDULERS.build(dict(s, optimizer=optimizer)) for s in SCHEDULES]
+    optimizer.param_groups[0]['params'][0].sum().backward()
+    for step in (optimizer, *schedulers):
+        step.step()
+    content = dict(
+        state_dict=dict(weight=torch.ones(2)),
+        optimizer=optimizer.state_dict(),
+        param_schedulers=[scheduler.state_dict() for scheduler in schedulers],
+        message_hub=dict(
+            log_scalars=dict(loss=HistoryBuffer([1.0, 2.0], [1, 3])),
+            runtime_info=dict(best=np.float64(3), array=np.eye(2), name=b'a', out=tmp_path),
+        ),
+        meta=dict(epoch=3, dataset_meta=dict(classes={'a'}, at=np.array(['a']))),
+    )
+    torch.save(content, tmp_path / 'a.pth')
+    read = CheckpointLoader.load_checkpoint(str(tmp_path / 'a.pth'), 'cpu')
+    # Functions are left out. A schedule has its own, from the config.
+    assert 'function' in str(content['param_schedulers'][1].pop('anneal_func'))
+    assert repr(read) == repr(content)
+    for scheduler, state in zip(schedulers, read['param_schedulers']):
+        scheduler.load_state_dict(state)
+        scheduler.step()
+    torch.save(read, tmp_path / 'again.pth')  # as the next epoch does
+    again = CheckpointLoader.load_checkpoint(str(tmp_path / 'again.pth'), 'cpu')
+    assert repr(again) == repr(content)
+
+
+def test_a_text_that_mmengine_would_run_is_left_out(refusing, tmp_path):
+    """``Runner.resume`` takes ``config`` of ``meta`` for a config in Python."""
+    meta = dict(epoch=1, config='raise SystemExit', cfg='raise SystemExit')
+    torch.save(dict(state_dict={}, meta=meta), tmp_path / 'a.pth')
+    read = CheckpointLoader.load_checkpoint(str(tmp_path / 'a.pth'), 'cpu')
+    assert read['meta'] == dict(epoch=1)
+
+
+@pytest.mark.parametrize(('pickled', 'message'), [
+    (b'cmmengine.logging.history_buffer\nHistoryBuffer\n', '__setstate__'),
+    (b'ccollections\nCounter\n', 'sets attributes of Counter'),
+    (b'cnumpy\nndarray\n', '__setstate__'),
+    (b'ccollections\ndeque\n', "immutable type 'collections.deque'"),
+])  # fmt: skip
+def test_a_pickle_cannot_change_a_class(pickled, message, refusing, tmp_path):
+    """A state of (None, dict) sets attributes of what it is given to."""
+    (tmp_path / 'a.pth').write_bytes(b'\x80\x02' + pickled + b'N}U\x03popK\x01s\x86b.')
+    before = dict(vars(HistoryBuffer))
+    with pytest.raises((ValueError, pickle.UnpicklingError), match=message):
+        CheckpointLoader.load_checkpoint(str(tmp_path / 'a.pth'), 'cpu')
+    assert vars(HistoryBuffer) == before

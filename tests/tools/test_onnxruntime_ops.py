@@ -35,12 +35,6 @@ def file_of(operator, inputs, **attributes):
     return helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
 
 
-def attention_file(rotary, kernel='laplacian', whitening=1e-5, adjacent=0):
-    inputs = INPUTS if rotary else INPUTS[:-1]
-    options = dict(kernel=kernel, bandwidth=4.0, whitening=whitening, adjacent=adjacent)
-    return file_of('NystromAttention', inputs, **options)
-
-
 @pytest.fixture(scope='module')
 def library(tmp_path_factory):
     """The library, with the kernels for this machine alone and unoptimised, which takes seconds."""
@@ -75,26 +69,15 @@ def session(library):
     return opened
 
 
-def problem(queries, marks, dims, kernel='laplacian', heads=2, rotary=True):
+def problem(queries, marks, dims, kernel, rotary):
     """Inputs of the op, tokens as ``(B, heads, N, d)``."""
-    generator = torch.Generator().manual_seed(queries)
-    randn = functools.partial(torch.randn, generator=generator)
-    q, k, v = randn(3, 2, heads, queries, dims)
-    landmarks = randn(2, heads, marks, dims)
+    q, k, v = torch.randn(3, 2, 2, queries, dims)
+    landmarks = torch.randn(2, 2, marks, dims)
     matrix = KERNELS[kernel](landmarks, landmarks, 4.0)
-    angles = randn(dims // 2, queries)
-    return dict(
-        q=q, k=k, v=v, landmarks=landmarks, inverse=cholesky_inverse_reference(matrix, 1e-2),
-        scale=randn(2, heads).exp(),
-        **dict(rotary=torch.stack((angles.cos(), angles.sin()))) if rotary else {},
-    )  # fmt: skip
-
-
-def as_tokens(inputs):
-    """The same with tokens as the operator has them, ``(B, N, heads, d)``."""
-    return {
-        name: value.transpose(1, 2) if name in 'qkv' else value for name, value in inputs.items()
-    }
+    angles = torch.randn(dims // 2, queries)
+    inputs = dict(q=q, k=k, v=v, landmarks=landmarks, scale=torch.randn(2, 2).exp())
+    inputs['inverse'] = cholesky_inverse_reference(matrix, 1e-2)
+    return inputs | (dict(rotary=torch.stack((angles.cos(), angles.sin()))) if rotary else {})
 
 
 @pytest.mark.build
@@ -102,21 +85,23 @@ def as_tokens(inputs):
     ('laplacian', 1e-5, False, True), ('laplacian', -1.0, True, True),
     ('gaussian', 1e-5, False, False),
 ])  # fmt: skip
-def test_the_attention_is_that_of_the_reference_at_any_size(
-    kernel, whitening, adjacent, rotary, session
-):
-    content = attention_file(rotary, kernel=kernel, whitening=whitening, adjacent=int(adjacent))
+def test_the_attention_is_the_references(kernel, whitening, adjacent, rotary, session):
+    options = dict(kernel=kernel, bandwidth=4.0)
+    attributes = dict(options, whitening=whitening, adjacent=int(adjacent))
+    content = file_of('NystromAttention', INPUTS if rotary else INPUTS[:-1], **attributes)
     for sizes in ((1, 4, 8), (97, 9, 17), (1025, 3, 59)):
-        inputs = problem(*sizes, kernel, rotary=rotary)
+        inputs = problem(*sizes, kernel, rotary)
         expected = nystrom_attention_reference(
-            **dict(dict(rotary=None), **inputs), kernel=kernel, bandwidth=4.0,
+            **dict(dict(rotary=None), **inputs), **options,
             whitening_eps=whitening if whitening > 0 else None,
             rotary_form='pairs' if adjacent else 'half',
         )  # fmt: skip
+        # The operator has tokens as (B, N, heads, d).
+        given = inputs | {name: inputs[name].transpose(1, 2) for name in 'qkv'}
         # The kernels of the compiled op, whose sums are in another order.
-        found = session(content)(**as_tokens(inputs))
+        found = session(content)(**given)
         assert_alike(found.transpose(1, 2), expected)
-    assert torch.equal(found, session(content, threads=2)(**as_tokens(inputs)))
+    assert torch.equal(found, session(content, threads=2)(**given))
 
 
 @pytest.mark.build
@@ -156,7 +141,7 @@ def test_a_whole_classifier_calls_them(library, tmp_path, monkeypatch):
 
 def test_a_file_that_calls_them_says_which_library_it_lacks(tmp_path, monkeypatch):
     path = tmp_path / 'model.onnx'
-    path.write_bytes(attention_file(rotary=False))
+    path.write_bytes(file_of('CholeskyInverse', ['mat'], ridge=1e-2))
     monkeypatch.setattr(onnx_ops, 'LIBRARY', tmp_path / 'none.so')
     with pytest.raises(FileNotFoundError, match='build_onnxruntime_ops.py.* makes it'):
         exporting.open_exported(path)

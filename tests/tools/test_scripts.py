@@ -69,24 +69,18 @@ def test_a_wrong_call_of_a_shell_script_says_what_there_is(command, message):
     assert message in result.stderr and 'line' not in result.stderr
 
 
-@pytest.mark.parametrize('name', ['train.py', 'test.py'])
-@pytest.mark.parametrize(('text', 'message'), [
-    (None, 'there is no config .*config.py; check the path'),
-    ('model = dict()', 'config.py has no default_scope'),
-    ('model = dict(', r'config.py cannot be read as a config \(SyntaxError: '),
-    ("default_scope = 'mmother'", "config.py has the default_scope 'mmother'; set it to one of"),
+@pytest.mark.parametrize(('name', 'words', 'text', 'message'), [
+    ('train', 'README.md --amp', '', 'name a config.*got README.md --amp. --help shows'),
+    ('train', 'none.py', '', 'there is no config none.py; check the path'),
+    ('test', 'own.py', 'model = dict()', 'own.py has no default_scope'),
+    ('train', 'own.py', 'model = dict(', r'own.py cannot be read as a config \(SyntaxError: '),
+    ('train', 'own.py', "default_scope = 'mmother'",
+     "own.py has the default_scope 'mmother'; set it to one of"),
 ])  # fmt: skip
-def test_train_and_test_say_what_is_missing(name, text, message, tmp_path):
-    config = tmp_path / 'config.py'
-    if text:
-        config.write_text(text)
-    result = run_script(ROOT / 'tools' / name, config)
-    assert result.returncode == 1 and re.search(message, result.stderr)
-
-
-def test_a_call_without_a_config_names_what_it_got():
-    result = run_script(ROOT / 'tools/train.py', 'README.md', '--amp')
-    message = 'name a config.*got README.md --amp. --help shows'
+def test_train_and_test_say_what_is_missing(name, words, text, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'own.py').write_text(text)
+    result = run_script(ROOT / f'tools/{name}.py', *words.split())
     assert result.returncode == 1 and re.search(message, result.stderr)
 
 
@@ -94,12 +88,9 @@ def test_a_wrong_option_of_the_backbone_ends_a_run_before_it_logs(tmp_path, monk
     """In one sentence, and not after the log of the whole config."""
     pytest.importorskip('mmpretrain')
     monkeypatch.chdir(tmp_path)
-    words = (
-        micro_config('laplacianformer'),
-        '--cfg-options',
-        'model.backbone.attn_cfg.num_landmark=9',
-    )
-    result = run_script(ROOT / 'tools/train.py', *words)
+    wrong = 'model.backbone.attn_cfg.num_landmark=9'
+    config = micro_config('laplacianformer')
+    result = run_script(ROOT / 'tools/train.py', config, '--cfg-options', wrong)
     assert re.search("no option 'num_landmark' .did you mean 'num_landmarks'", result.stderr)
     assert result.returncode == 1 and result.stdout == '' and not list(tmp_path.iterdir())
 
@@ -119,8 +110,7 @@ def test_a_missing_folder_of_data_is_named_and_other_missing_files_are_not(tmp_p
         ('data/mini/fashion', SystemExit, 'make_mini_datasets.py --tasks fashion makes it'),
         (str(tmp_path), FileNotFoundError, 'a.jpg'),
     ):
-        dataset = dict(type='RepeatDataset', dataset=dict(data_root=root))
-        loader = dict(dataset=dataset)
+        loader = dict(dataset=dict(type='RepeatDataset', dataset=dict(data_root=root)))
         config.write_text(f"default_scope = 'mmpretrain'\ntrain_dataloader = {loader}\n")
         monkeypatch.chdir(tmp_path)
         with pytest.raises(raised, match=message):
@@ -193,29 +183,6 @@ def set_up(clone, script='setup_env.sh', *arguments) -> tuple:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
-def test_set_up_compiles_again_when_the_library_is_gone_or_foreign(clone):
-    library = clone / 'mmlaplace' / check.loaded_library().name
-    said, calls = set_up(clone)
-    assert '   with compiled ops\n' in said and '--editable .\n' in calls
-    said, calls = set_up(clone)
-    assert said.splitlines()[-1] == '== .venv is ready (onedl set)' and not calls
-
-    built = library.read_bytes()
-    library.unlink()
-    said, _ = set_up(clone)
-    assert 'install again: mmlaplace is without compiled ops: ' in said
-    assert library.read_bytes() == built
-
-    state = source_state(ROOT / 'ops').encode()
-    library.write_bytes(built.replace(state, state[::-1]))
-    said, _ = set_up(clone)
-    assert 'was compiled from other sources' in said
-    assert library.read_bytes() == built
-
-
-@pytest.mark.thorough
-@pytest.mark.slow
 def test_set_up_for_classification_builds_no_ops_of_mmcv_until_all_is_asked_for(clone, monkeypatch):
     monkeypatch.setattr(sys, 'prefix', str(clone / '.venv'))
     monkeypatch.setattr(fixes, 'PACKAGE', clone / 'mmlaplace')
@@ -232,7 +199,14 @@ def test_set_up_for_classification_builds_no_ops_of_mmcv_until_all_is_asked_for(
     assert re.search('install .*--force-reinstall .*/mmcv.whl', calls)  # the version is the same
     assert re.search('onedl-mmdetection==.* -r requirements/tests.txt', calls)
     assert fixes.complete_set_up() is None
-    assert not set_up(clone)[1]
+    said, calls = set_up(clone)
+    assert said.splitlines()[-1] == '== .venv is ready (onedl set)' and not calls
+
+    library = clone / 'mmlaplace' / check.loaded_library().name
+    built, state = library.read_bytes(), source_state(ROOT / 'ops').encode()
+    library.write_bytes(built.replace(state, state[::-1]))
+    assert 'was compiled from other sources' in set_up(clone)[0]
+    assert library.read_bytes() == built
 
 
 def test_fast_tests_are_those_without_a_marker_and_set_nothing_up(clone):

@@ -96,43 +96,25 @@ def test_rows_in_windows_lie_where_their_keys_are(inner, shifted):
 
 def test_maps_leave_the_class_token_out_and_spread_reduced_keys():
     mixed = mixed_from(OneBlock(dict(PLAIN_SOFTMAX, num_prefix_tokens=1)), prefix=1)
-    found = attention_map(mixed, (2, 3), head=1)
     row = attention_row(mixed, 1 + 2 * WIDTH + 3, head=1)
-    torch.testing.assert_close(found.flatten(), row[1:])
-    mixed = mixed_from(OneBlock(dict(PLAIN_SOFTMAX, sr_ratio=2)))
-    found = attention_map(mixed, (2, 3), head=1)
-    row = attention_row(mixed, 2 * WIDTH + 3, head=1)
-    assert (row.shape, found.shape) == ((3 * 4,), (HEIGHT, WIDTH))
-    assert found[4, 6] == row[2 * 4 + 3]
-    assert found[2, 5] == found[3, 4] == row[1 * 4 + 2]
-    mixed = mixed_from(OneBlock(dict(PLAIN_SOFTMAX, pool_size=3)))  # cells of 2 or 1 by 3 or 2
-    found = attention_map(mixed, (2, 3), head=1)
-    row = attention_row(mixed, 2 * WIDTH + 3, head=1)
-    assert (row.shape, found.shape) == ((3 * 3,), (HEIGHT, WIDTH))
-    assert found[0, 0] == found[1, 2] == row[0] and found[4, 6] == row[8]
-    seen = row_statistics(mixed, found, (2, 3))
-    assert seen.near + seen.middle + seen.far == pytest.approx(1)
-    assert seen.entropy == pytest.approx(entropy_of(row))
+    torch.testing.assert_close(attention_map(mixed, (2, 3), head=1).flatten(), row[1:])
+    for options, keys, cells in (
+        # The cells of the second are of 2 or 1 by 3 or 2 pixels.
+        (dict(sr_ratio=2), 3 * 4, {(4, 6): 2 * 4 + 3, (2, 5): 1 * 4 + 2, (3, 4): 1 * 4 + 2}),
+        (dict(pool_size=3), 3 * 3, {(0, 0): 0, (1, 2): 0, (4, 6): 8}),
+    ):
+        mixed = mixed_from(OneBlock(dict(PLAIN_SOFTMAX, **options)))
+        found = attention_map(mixed, (2, 3), head=1)
+        row = attention_row(mixed, 2 * WIDTH + 3, head=1)
+        assert (row.shape, found.shape) == ((keys,), (HEIGHT, WIDTH))
+        assert all(found[place] == row[key] for place, key in cells.items())
+        seen = row_statistics(mixed, found, (2, 3))
+        assert seen.near + seen.middle + seen.far == pytest.approx(1)
+        assert seen.entropy == pytest.approx(entropy_of(row))
 
 
 def entropy_of(row):
     return entropy(row.abs()) / np.log(len(row))
-
-
-def test_reduced_keys_of_windows_count_once_each_and_those_beyond_the_tokens_add_up():
-    inner = dict(type='SoftmaxAttention', relative_bias=False, sr_ratio=2)
-    backbone = MODELS.build(dict(type='Swin', arch='micro', attn_cfg=dict(attn_cfg=inner)))
-    first = next(mixed_by(backbone.eval(), BaseAttention, torch.randn(1, 3, 56, 56)))
-    for window, place in ((0, (3, 3)), (3, (10, 10))):  # windows of 7 x 7 start at 0 and 7
-        row = attention_row(first, (place[0] % 7) * 7 + place[1] % 7, 0, window=window)
-        seen = row_statistics(first, attention_map(first, place, 0), place)
-        assert len(row) == 16 and seen.entropy == pytest.approx(entropy_of(row), abs=1e-5)
-        assert seen.near + seen.middle + seen.far == pytest.approx(1)
-    mixed = mixed_from(OneBlock(dict(PLAIN_SOFTMAX, pool_size=9)))  # of 5 x 7 tokens
-    found = attention_map(mixed, (2, 3), head=1)
-    assert found.sum().item() == pytest.approx(1) and found.shape == (HEIGHT, WIDTH)
-    seen = row_statistics(mixed, found, (2, 3))
-    assert seen.entropy == pytest.approx(entropy_of(found.flatten()), abs=1e-6)
 
 
 def test_distances_in_windows_are_shares_of_the_whole_map():
@@ -165,16 +147,22 @@ def draw(tool, monkeypatch, *arguments):
 
 
 def test_vis_attention_has_a_panel_for_each_query_and_matrix(tmp_path, monkeypatch, capsys):
-    photo, pixels = tmp_path / 'noise.png', torch.randint(256, (192, 256, 3), dtype=torch.uint8)
+    photo, own = tmp_path / 'noise.png', tmp_path / 'own.py'
+    pixels = torch.randint(256, (192, 256, 3), dtype=torch.uint8)
     Image.fromarray(pixels.numpy()).save(photo)
+    unit = dict(mean=[0.0] * 3, std=[255.0] * 3)  # as MobileViTv2's config scales images
+    own.write_text(f'_base_ = {str(LAPLACIAN)!r}\ndata_preprocessor = {unit}\n')
     backbone = MODELS.build(Config.fromfile(LAPLACIAN).model.backbone)
     torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
     command = [
-        photo, '--model', LAPLACIAN, tmp_path / 'weights.pth', 'ours', '--model', SOFTPP,
+        photo, '--model', own, tmp_path / 'weights.pth', 'ours', '--model', SOFTPP,
         '--model', SWIN, '--points', '0.1', '0.9', '--points', '200', '20', '--stage', '1',
         '--out', tmp_path / 'rows.png',
     ]  # fmt: skip
-    figure = draw(vis_attention, monkeypatch, *command)
+    with mock.patch.object(vis_attention, 'mixed_by', wraps=mixed_by) as watched:
+        figure = draw(vis_attention, monkeypatch, *command)
+    shown = watched.call_args_list[0].args[2]
+    torch.testing.assert_close(shown[0], pixels.permute(2, 0, 1) / 255)
     titles = [axis.get_title() for axis in figure.axes if axis.get_title()]
     soft, swin = (f'{fill(config.stem, 26)}\n{{}}\nrandom weights' for config in (SOFTPP, SWIN))
     signs = swin.format('same signs'), swin.format('opposite signs')
@@ -185,37 +173,9 @@ def test_vis_attention_has_a_panel_for_each_query_and_matrix(tmp_path, monkeypat
         heat = axis.images[-1].get_array()
         assert heat.shape == (24, 32)  # an eighth of the photo's
         assert (heat.min(), heat.max()) == (0, 1)
-    assert min(Image.open(tmp_path / 'rows.png').size) > 300
     with pytest.raises(SystemExit, match='2'):
         draw(vis_attention, monkeypatch, *command, '--force', '--points', '257', '10')
     assert '--points 257 10: outside of the image' in capsys.readouterr().err
-
-
-def test_vis_attention_shows_a_model_what_its_preprocessor_makes(tmp_path, monkeypatch):
-    """The row of a white image is that of the pixels 1, as MobileViTv2's config scales them."""
-    Image.new('RGB', (64, 64), 'white').save(tmp_path / 'white.png')
-    unit = dict(mean=[0.0] * 3, std=[255.0] * 3)
-    text = f'_base_ = {str(LAPLACIAN)!r}\ndata_preprocessor = {unit}\n'
-    (tmp_path / 'unit.py').write_text(text)
-    command = tmp_path / 'white.png', tmp_path / 'unit.py', '--out', tmp_path / 'rows.png'
-    with mock.patch.object(vis_attention, 'mixed_by', wraps=mixed_by) as watched:
-        figure = draw(vis_attention, monkeypatch, *command)
-    image = watched.call_args.args[2]
-    assert (image == 1).all() and image.shape == (1, 3, 64, 64)
-    assert 'stage 1' in figure.get_suptitle()  # stage 2 has 4 x 4 places
-    assert figure.axes[1].images[-1].get_array().shape == (8, 8)
-
-
-def test_titles_fit_into_the_picture(tmp_path):
-    name = 'laplacianformer-medium_upernet_4xb2-40k_cityscapes-768x768: GradCAM at stage 3'
-    pixels = np.zeros((48, 48, 3), np.uint8)
-    title = 'class great white shark, white shark, man-eater, man-eating shark'
-    with mock.patch.object(vis_cam, 'save', wraps=vis_cam.save) as save:
-        vis_cam.draw([vis_cam.Picture(pixels, pixels, 0, None, title)], name, tmp_path / 'cam.png')
-    figure = save.call_args.args[0]
-    for text in (figure._suptitle, figure.axes[1].title):
-        box = text.get_window_extent()
-        assert box.x0 >= 0 and box.x1 <= figure.bbox.width
 
 
 def test_a_stage_without_queries_and_keys_is_one_sentence(tmp_path, monkeypatch, capsys):
@@ -229,10 +189,8 @@ def test_a_stage_without_queries_and_keys_is_one_sentence(tmp_path, monkeypatch,
 def test_heat_of_class_attention_is_that_of_the_last_map():
     """XCiT's class attention gives a class token alone."""
     backbone = dict(type='XCiTBackbone', arch='micro', out_type='cls_token', img_size=64)
-    model = toolbox_model(Config(dict(
-        default_scope='mmpretrain',
-        model=dict(type='ImageClassifier', backbone=backbone),
-    )))  # fmt: skip
+    classifier = dict(type='ImageClassifier', backbone=backbone)
+    model = toolbox_model(Config(dict(default_scope='mmpretrain', model=classifier)))
     layer = vis_cam.find_layer(None, model, '0')
     assert layer is model.backbone.stages[0]['blocks'][-1]
 
@@ -266,9 +224,7 @@ def test_vis_cam_heats_every_image(config, arguments, mini_data, tmp_path, monke
         red, _, blue = np.moveaxis(np.asarray(heated, float), -1, 0)
         assert (red - blue).max() > 50  # where the heat is highest; it is blue where there is none
         assert right.get_title().startswith('class ')
-    if config == RETINANET:
-        assert figure.axes[1].patches
-    assert min(Image.open(tmp_path / 'cam.png').size) > 200
+    assert config != RETINANET or figure.axes[1].patches
 
 
 def test_vis_predictions_takes_grey_images_and_classes_without_names():
