@@ -6,7 +6,8 @@ import pytest
 import torch
 from called_ops import Called
 from conftest import needs_torch
-from test_contracts import OPS, example, results
+from op_results import results
+from test_contracts import OPS, example
 from torch.autograd import forward_ad
 
 from mmlaplace.ops import _native, cholesky_inverse, laplacian_kernel, newton_schulz_inverse
@@ -64,11 +65,6 @@ def test_no_derivative_in_forward_mode_is_left_out_silently(name, context):
         OPS[name](**duals, **options)
 
 
-def test_a_number_that_fits_no_op_raises_the_ops_own_error():
-    with pytest.raises(RuntimeError, match='(?i)overflow|newton_schulz_inverse'):
-        newton_schulz_inverse(torch.eye(3), 1 << 70)
-
-
 def test_what_is_right_in_another_form_than_the_ops_is_computed():
     q = torch.randn(1, 2, 6, 4)
     attend, last = OPS['nystrom_attention'], (q[:, :, :3], torch.eye(3).expand(1, 2, 3, 3), 4.0)
@@ -102,51 +98,29 @@ def test_large_matrices_take_the_reference(name):
 
 
 class Inverse(torch.nn.Module):
-    def __init__(self, name):
-        super().__init__()
-        self.function = INVERSES[name]
-
     def forward(self, mat):
-        return self.function(mat)
+        return INVERSES[self.name](mat)
 
 
 @needs_torch(2, 5)
 @inverses
 @pytest.mark.parametrize('size', [512, 513])
 def test_a_graph_holds_the_reference_for_large_matrices_alone(name, size):
-    mat, module = large(size), Inverse(name)
+    mat, module = large(size), Inverse()
+    module.name = name
     program = torch.export.export(module, (mat,), strict=False)
     assert ('mmlaplace' in program.graph_module.code) == (size == 512)
     torch.testing.assert_close(program.module()(mat), module(mat))
 
 
-@pytest.mark.slow
-@needs_torch(2, 5)
-def test_large_matrices_compile_in_one_graph():
-    def both(mat):
-        return cholesky_inverse(mat) + newton_schulz_inverse(mat)
-
-    mat = large()
-    compiled = torch.compile(both, fullgraph=True, backend='aot_eager')
-    found, expected = (
-        results(one, dict(mat=mat), torch.ones_like(mat)) for one in (compiled, both)
-    )
-    torch.testing.assert_close(found, expected)
-
-
-def test_full_fp32_leaves_tf32_as_it_was():
+def test_full_fp32_leaves_tf32_as_it_was(monkeypatch):
     settings = torch.backends.cuda.matmul
-    name, allowed = ('fp32_precision', 'tf32')
+    name, allowed = 'fp32_precision', 'tf32'
     if not hasattr(torch._C, '_set_fp32_precision_setter'):
         name, allowed = 'allow_tf32', True
-    before = getattr(settings, name)
-    setattr(settings, name, allowed)
-    try:
-        with pytest.raises(ZeroDivisionError), full_fp32(torch.device('cuda')):
-            assert getattr(settings, name) in ('ieee', False)
-            raise ZeroDivisionError
+    monkeypatch.setattr(settings, name, allowed)
+    with pytest.raises(ZeroDivisionError), full_fp32(torch.device('cuda')):
+        assert getattr(settings, name) in ('ieee', False)
+        raise ZeroDivisionError
+    with full_fp32(torch.device('cpu')):
         assert getattr(settings, name) == allowed
-        with full_fp32(torch.device('cpu')):
-            assert getattr(settings, name) == allowed
-    finally:
-        setattr(settings, name, before)

@@ -1,19 +1,15 @@
 """Who computes, by context and by environment, and which autocast is left for it."""
 
 import importlib.util
-import multiprocessing
 import os
 import re
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from called_ops import Called
-from conftest import ROOT, needs_torch
+from conftest import needs_torch, run_python
 
 import mmlaplace
 from mmlaplace.models.layers import TransformerBlock
@@ -41,51 +37,40 @@ def test_a_device_without_autocast_has_none_to_leave(name):
 
 
 @pytest.fixture
-def fresh(monkeypatch):
-    """The loader as in a new process, with its log lines."""
-    lines = []
-    monkeypatch.setattr(_native, 'print_log', lambda line, **_: lines.append(line))
+def lines(monkeypatch):
+    """The log lines of the loader, as in a new process."""
+    found = []
+    monkeypatch.setattr(_native, 'print_log', lambda line, **_: found.append(line))
     _native._log_fallback.cache_clear()
-    yield lines
+    yield found
     _native._log_fallback.cache_clear()
 
 
-@pytest.fixture
-def without_library(fresh, monkeypatch, tmp_path):
-    monkeypatch.setattr(_native, 'WHY_MISSING', _native.load_library(tmp_path))
-    return fresh
-
-
-def test_auto_is_native_where_the_library_is(fresh):
+def test_auto_is_native_where_the_library_is(lines):
     for backend in ('auto', 'native', 'reference'):
         with Called() as called:
             laplacian_kernel(Q, K, 4.0, backend=backend)
         assert ('mmlaplace' in called.namespaces) == (backend != 'reference')
-    assert fresh == []
+    assert lines == []
 
 
-def test_auto_falls_back_with_one_line(without_library):
-    for _ in range(3):
-        laplacian_kernel(Q, K, 4.0)
-        gaussian_kernel(Q, K, 4.0)
-    (line,) = without_library
-    assert 'no compiled library' in line
-
-
-@pytest.mark.parametrize('op', [laplacian_kernel, newton_schulz_inverse])
-def test_native_without_library_says_why_and_what_to_do(without_library, op):
-    arguments = (Q, K, 4.0) if op is laplacian_kernel else (torch.eye(2),)
-    with pytest.raises(RuntimeError, match="no compiled.*no-build-isolation.*backend='auto'"):
-        op(*arguments, backend='native')
-
-
-def test_a_library_that_does_not_load_says_why(fresh, monkeypatch, tmp_path):
-    (tmp_path / '_C.so').write_bytes(b'not a library')
+@pytest.mark.parametrize(('content', 'line', 'error'), [
+    (None, 'no compiled library', "no compiled.*no-build-isolation.*backend='auto'"),
+    (b'not a library', 'did not load', '_C.so did not load with torch .*: '),
+])  # fmt: skip
+def test_without_a_library_auto_says_why_once_and_native_raises(
+    lines, monkeypatch, tmp_path, content, line, error
+):
+    if content:
+        (tmp_path / '_C.so').write_bytes(content)
     monkeypatch.setattr(_native, 'WHY_MISSING', _native.load_library(tmp_path))
-    with pytest.raises(RuntimeError, match='_C.so did not load with torch .*: '):
-        laplacian_kernel(Q, K, 4.0, backend='native')
     reference = laplacian_kernel(Q, K, 4.0, backend='reference')
     torch.testing.assert_close(laplacian_kernel(Q, K, 4.0), reference)
+    gaussian_kernel(Q, K, 4.0)
+    assert len(lines) == 1 and line in lines[0]
+    for op, arguments in ((laplacian_kernel, (Q, K, 4.0)), (newton_schulz_inverse, (Q @ Q.mT,))):
+        with pytest.raises(RuntimeError, match=error):
+            op(*arguments, backend='native')
 
 
 def test_the_library_of_this_torch_is_chosen(tmp_path):
@@ -142,18 +127,16 @@ CAPABILITIES = ['default', 'avx2', 'avx512']
 @pytest.mark.parametrize('capability', CAPABILITIES)
 def test_every_instruction_set_passes_the_op_tests(capability):
     supported = torch.backends.cpu.get_cpu_capability().lower()
-    last = CAPABILITIES.index(supported) if supported in CAPABILITIES else 0
-    if CAPABILITIES.index(capability) > last:
-        pytest.skip(f'this CPU has {supported}, not {capability}')
-    if capability == os.environ.get('ATEN_CPU_CAPABILITY', supported):
-        pytest.skip('the other tests run with this instruction set')
+    known = supported if supported in CAPABILITIES else 'default'
+    able = CAPABILITIES[: CAPABILITIES.index(known) + 1]
+    if capability not in able or capability == os.environ.get('ATEN_CPU_CAPABILITY', supported):
+        pytest.skip(f'this CPU has {supported}, by which the other tests run')
     files = ('contracts', 'kernels', 'inverse', 'nystrom_attention', 'pooled_landmarks', 'fused')
-    result = subprocess.run(
-        [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider',
-         *(f'tests/ops/test_{name}.py' for name in files),
-         '-k', '(native-cpu or fused) and not number_of_threads and not ten_thousand'],
-        env={**os.environ, 'ATEN_CPU_CAPABILITY': capability},
-        cwd=ROOT, capture_output=True, text=True,
+    result = run_python(
+        '-m', 'pytest', '-q', '-p', 'no:cacheprovider',
+        *(f'tests/ops/test_{name}.py' for name in files),
+        '-k', '(native-cpu or fused) and not number_of_threads and not ten_thousand',
+        ATEN_CPU_CAPABILITY=capability,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout[-3000:]
 
@@ -230,12 +213,6 @@ def test_a_checkpoint_computes_again_with_the_backend_of_the_forward(monkeypatch
     assert not any(isinstance(call, torch._ops.OpOverload) for call in calls)
 
 
-@pytest.mark.slow
-def test_a_forked_worker_has_the_backend_of_its_parent():
-    with use_backend('reference'), multiprocessing.get_context('fork').Pool(1) as worker:
-        assert worker.apply(chosen) == 'reference'
-
-
 class Kernel(torch.nn.Module):
     def forward(self, q, k):
         return laplacian_kernel(q, k, 4.0)
@@ -271,23 +248,3 @@ def test_meta_halves_stay_halves(op):
     q = torch.empty(1, 1, 3, 2, device='meta', dtype=torch.bfloat16)
     with torch.autocast('cpu', dtype=torch.bfloat16):  # of another device
         assert op(q, q, 1.0).dtype == torch.bfloat16
-
-
-def test_every_device_but_meta_has_an_autocast_to_leave(monkeypatch):
-    left = []
-    monkeypatch.setattr(torch, 'autocast', lambda device, enabled: left.append((device, enabled)))
-    for device in ('cpu', 'cuda', 'meta', 'mps', 'xpu'):
-        precision.no_autocast(torch.device(device))
-    assert left == [(device, False) for device in ('cpu', 'cuda', 'mps', 'xpu')]
-
-
-def test_torch_before_2_4_knows_the_autocast_of_cpu_and_cuda(monkeypatch):
-    """It has a function for each of the two, and none that takes a device."""
-    monkeypatch.setattr(torch, 'amp', SimpleNamespace())
-    on = {'cpu': False, 'cuda': False}
-    monkeypatch.setattr(torch, 'is_autocast_cpu_enabled', lambda: on['cpu'])
-    monkeypatch.setattr(torch, 'is_autocast_enabled', lambda: on['cuda'])
-    for device in on:
-        on.update({name: name == device for name in on})
-        found = {name: precision.autocasting(torch.device(name)) for name in (*on, 'meta', 'mps')}
-        assert found == {**on, 'meta': False, 'mps': False}

@@ -25,25 +25,21 @@ GOOD = {
 }
 KERNELS = [
     (dict(q=Q[0]), ValueError, r'q must .* axes .*\(2, 6, 4\)'),
-    (dict(q=Q[None]), ValueError, r'q .*\(1, 1, 2, 6, 4\)'),
     (dict(k=Q[:, :1]), ValueError, r'\(1, 1, 6, 4\)'),
     (dict(k=Q[..., :3]), ValueError, r'\(1, 2, 6, 3\)'),
     (dict(k=Q.double()), ValueError, 'float64'),
     (dict(k=Q.to('meta')), ValueError, 'cpu.*meta'),
     (dict(q=Q.int(), k=Q.int()), TypeError, 'int32'),
     (dict(bandwidth=0.0), ValueError, 'got 0.0'),
-    (dict(bandwidth=-4), ValueError, 'got -4'),
     (dict(bandwidth=float('inf')), ValueError, 'got inf'),
     (dict(bandwidth='4'), TypeError, "got '4' of type str"),
     (dict(bandwidth=True), TypeError, 'got True of type bool'),
     (dict(bandwidth=torch.tensor(4)), TypeError, 'bandwidth .*got torch.int64'),
     (dict(bandwidth=torch.ones(3)), ValueError, r'\(1, 2, 1, 1\), got shape \(3,\)'),
-    (dict(bandwidth=torch.ones(1, 1, 1, 1, 1)), ValueError, r'got shape \(1, 1, 1, 1, 1\)'),
     (dict(backend='triton'), ValueError, "got 'triton'"),
 ]
 INVERSES = [
     (dict(mat=torch.ones(2, 3, 4)), ValueError, r'\(2, 3, 4\)'),
-    (dict(mat=ONE), ValueError, r'\(1,\)'),
     (dict(mat=torch.ones(2, 0, 0)), ValueError, r'\(2, 0, 0\)'),
     (dict(ridge=-0.5), ValueError, 'got -0.5'),
     (dict(ridge=float('inf')), ValueError, 'got inf'),
@@ -56,7 +52,6 @@ NEWTON = [
 ]
 RESIDUAL = [
     *INVERSES,
-    (dict(ridge=float('nan')), ValueError, 'got nan'),
     (dict(inverse=EYE[:2]), ValueError, r'inverse .*\(3, 3\), got \(2, 3\)'),
     (dict(inverse=EYE.int()), TypeError, 'inverse .*got torch.int32'),
 ]
@@ -76,7 +71,6 @@ ATTENTION = [
     (dict(inverse=Q), ValueError, r'inverse .*\(1, 2, 3, 3\).*got \(1, 2, 6, 4\)'),
     (dict(scale=2.0), TypeError, 'scale .*got float'),
     (dict(scale=torch.ones(3, 1, 1)), ValueError, r'\(1, 2, 1, 1\).*got \(3, 1, 1\)'),
-    (dict(scale=torch.ones(1, 1, 1, 1, 1)), ValueError, r'got \(1, 1, 1, 1, 1\)'),
     (dict(scale=ONE.to('meta')), ValueError, r'on cpu, got \(1,\) on meta'),
     (dict(k=Q[:, :, :5], v=Q[:, :, :5], rotary=TABLE), ValueError, '6 queries and 5 keys'),
     (dict(bandwidth=ONE), TypeError, 'got a tensor'),
@@ -95,7 +89,6 @@ POOLING = [
 LINEAR = [
     (dict(q=Q.int()), TypeError, 'q .*got torch.int32'),
     (dict(v=[1.0]), TypeError, 'v .*list'),
-    (dict(q=Q[0]), ValueError, r'q must .*got shape \(2, 6, 4\)'),
     (dict(k=Q[..., :3]), ValueError, r'k must be \(1, 2, 6, 4\).*got \(1, 2, 6, 3\)'),
     (dict(v=Q[:, :, :5]), ValueError, r'v must be \(1, 2, 6, 4\).*got \(1, 2, 5, 4\)'),
     (dict(v=Q.to('meta')), ValueError, 'v .* on cpu .* on meta'),
@@ -127,20 +120,19 @@ def test_the_bad_value_is_quoted(op, change, error, quoted):
 OPS = torch.ops.mmlaplace
 ATTEND = dict(
     q=Q, k=Q, v=Q, landmarks=Q[:, :, :3], inverse=torch.ones(1, 2, 3, 3), scale=torch.ones(1, 2),
-    rotary=None, kernel='laplacian', bandwidth=4.0, whitening_eps=None, rotary_form='half',
+    rotary=TABLE, kernel='laplacian', bandwidth=4.0, whitening_eps=None, rotary_form='half',
 )  # fmt: skip
-# Arguments of each compiled op. REFUSED has the changes of them that it refuses.
+# Arguments of each compiled op.
 SMALL = dict(mat=EYE, ridge=0.1)
 NEWTON_OP = dict(mat=EYE.expand(4, 3, 3), num_iters=3, ridge=0.1, start_scale=torch.ones(4))
-ATTEND_LINEAR = dict(q=Q, k=Q, v=Q, top_q=None, top_k=None, eps=1e-6, features='relu', streams=1)
-POOL = dict(k=Q, rotary=None, rotary_form='half', height=2, width=3, rows=1, columns=2, ratio=None)
+NEAR, GRAD = dict(q=Q, k=Q, bandwidth=1.0), Q @ Q.mT
+ATTEND_LINEAR = dict(q=Q, k=Q, v=Q, top_q=Q, top_k=Q, eps=1e-6, features='relu', streams=1)
+POOL = dict(k=Q, rotary=TABLE, rotary_form='half', height=2, width=3, rows=1, columns=2, ratio=None)
 CALLS = {
-    'laplacian_kernel': dict(q=Q, k=Q, bandwidth=1.0),
-    'gaussian_kernel': dict(q=Q, k=Q, bandwidth=1.0),
-    '_laplacian_kernel_backward': dict(
-        grad=Q @ Q.mT, q=Q, k=Q, out=Q @ Q.mT, bandwidth=1.0
-    ),
-    '_gaussian_kernel_backward': dict(grad=Q @ Q.mT, q=Q, k=Q, out=Q @ Q.mT, bandwidth=1.0),
+    'laplacian_kernel': NEAR,
+    'gaussian_kernel': NEAR,
+    '_laplacian_kernel_backward': dict(NEAR, grad=GRAD, out=GRAD),
+    '_gaussian_kernel_backward': dict(NEAR, grad=GRAD, out=GRAD),
     'cholesky_inverse': SMALL,
     'newton_schulz_inverse': NEWTON_OP,
     '_newton_start_scale': dict(mat=EYE, factor=1.8, halve=True, per_batch=False),
@@ -155,16 +147,15 @@ CALLS = {
     '_linear_attention_backward': dict(ATTEND_LINEAR, grad=Q, sums=torch.ones(1, 2, 4, 5)),
 }  # fmt: skip
 NAN, INF, HUGE = float('nan'), float('inf'), 1 << 62
-OUT_OF_RANGE = [0.0, -0.0, -1.0, -1e-300, NAN, INF, -INF]  # of a positive number
-BANDWIDTHS = [dict(bandwidth=value) for value in (*OUT_OF_RANGE, 1e-39)]
-RIDGES = [dict(ridge=value) for value in (-0.5, -1e-300, NAN, INF)]
-TABLES = [
-    dict(rotary_form='whole'), dict(rotary_form=''), dict(rotary=TABLE.int()),
-    dict(rotary=TABLE[:, 0]), dict(rotary=TABLE[..., :5]), dict(rotary=torch.ones(2, 3, 6)),
-]  # fmt: skip
-TOKENS = [dict(q=Q[0]), dict(k=Q[:, :1]), dict(k=Q[..., :3]), dict(k=Q.double())]
-EMPTY = Q[:0].int()
-MATRICES = [dict(mat=EYE.int()), dict(mat=ONE), dict(mat=EYE[:2]), dict(mat=torch.ones(2, 0, 0))]
+NOT_POSITIVE = [0.0, -0.0, -1.0, -1e-300, NAN, INF, -INF]
+# Values that each op refuses which has such an argument.
+BAD = dict(
+    bandwidth=[*NOT_POSITIVE, 1e-39], ridge=[-0.5, -1e-300, NAN, INF], num_iters=[0, -3, -HUGE],
+    factor=NOT_POSITIVE, whitening_eps=NOT_POSITIVE, eps=[-1.0, NAN, INF], streams=[0, 3],
+    features=['exp'], kernel=['cauchy', 'Laplacian'], rotary_form=['whole', ''],
+    rotary=[TABLE[:, 0], TABLE[..., :5], torch.ones(2, 3, 6)], height=[0, 3, HUGE], width=[0],
+    rows=[0, None], columns=[0, None], ratio=[2],
+)  # fmt: skip
 HUGE_MAT = dict(mat=torch.eye(513))
 TOO_LARGE = {  # for a CPU, but maybe not for another device that meta stands for
     'cholesky_inverse': HUGE_MAT,
@@ -173,52 +164,24 @@ TOO_LARGE = {  # for a CPU, but maybe not for another device that meta stands fo
     'pooled_landmarks': dict(rows=HUGE, columns=4),
     '_pooled_landmarks_backward': dict(rows=HUGE, columns=4),
 }
-ATTENTION_OP = [
-    *TOKENS, *BANDWIDTHS, *TABLES, dict(kernel='cauchy'), dict(kernel='Laplacian'),
-    *(dict(whitening_eps=value) for value in OUT_OF_RANGE),
-    dict(kernel='gaussian', bandwidth=1e-20),
-    dict(q=Q.int(), k=Q.int(), v=Q.int()), dict(v=Q[:, :, :5]), dict(v=Q.double()),
-    dict(landmarks=ONE), dict(landmarks=Q[:, :, :3].int()), dict(inverse=Q),
-    dict(inverse=torch.ones(1, 2, 3, 3).int()), dict(scale=ONE), dict(scale=torch.ones(1, 2).int()),
-    dict(k=Q[:, :, :5], v=Q[:, :, :5], rotary=TABLE),
+NO_ROWS, OF_GAUSSIAN = dict(mat=torch.ones(2, 0, 0)), dict(kernel='gaussian', bandwidth=1e-20)
+OF_POOLS = [
+    dict(height=-2, width=-3), dict(height=HUGE, width=HUGE), dict(rows=-1, columns=-2),
+    *(dict(rows=None, columns=None, ratio=ratio) for ratio in (None, 0, -1)),
 ]  # fmt: skip
-POOLING_OP = [
-    *TABLES, dict(k=Q.int()), dict(k=Q[0]), dict(height=3), dict(height=-2, width=-3),
-    dict(height=0), dict(width=0), dict(height=HUGE, width=HUGE), dict(rows=0), dict(columns=0),
-    dict(rows=-1, columns=-2), dict(ratio=2), dict(rows=None),
-    dict(columns=None), dict(rows=None, columns=None), dict(rows=None, columns=None, ratio=0),
-    dict(rows=None, columns=None, ratio=-1),
-]  # fmt: skip
-LINEAR_OP = [
-    *TOKENS, dict(v=Q[:, :, :5]), dict(v=Q.double()), dict(v=Q[0]), dict(top_q=Q), dict(top_k=Q),
-    dict(top_q=Q, top_k=Q[..., :3]), dict(top_q=Q.double(), top_k=Q), dict(features='exp'),
-    dict(q=Q.int(), k=Q.int(), v=Q.int()), dict(streams=0), dict(streams=3),
-    dict(q=Q[..., :3], k=Q[..., :3], streams=2), *(dict(eps=eps) for eps in (-1.0, NAN, INF)),
-]  # fmt: skip
-REFUSED = {
-    'laplacian_kernel': [*TOKENS, *BANDWIDTHS, dict(q=Q.int(), k=Q.int()), dict(q=EMPTY, k=EMPTY)],
-    'gaussian_kernel': [*TOKENS, *BANDWIDTHS, dict(bandwidth=1e-20)],
-    '_laplacian_kernel_backward': [*TOKENS, *BANDWIDTHS, dict(grad=Q), dict(out=Q.double())],
-    '_gaussian_kernel_backward': [*TOKENS, *BANDWIDTHS, dict(out=Q)],
-    'cholesky_inverse': [*MATRICES, *RIDGES],
-    'newton_schulz_inverse': [
-        *MATRICES, *RIDGES, *(dict(num_iters=value) for value in (0, -3, -HUGE)),
-        dict(start_scale=torch.ones(3)), dict(start_scale=torch.ones(4).int()),
-    ],
-    '_newton_start_scale': [*MATRICES, *(dict(factor=value) for value in OUT_OF_RANGE)],
-    'nystrom_attention': ATTENTION_OP,
-    '_nystrom_attention_backward': [
-        *ATTENTION_OP, dict(mean=torch.ones(1, 2, 3)), dict(mixed=Q[:, :, :3].double()),
-        dict(grad=Q.double()), dict(grad=Q[:, :, :5]), dict(whitening_eps=1.0),
-    ],
-    'pooled_landmarks': POOLING_OP,
-    '_pooled_landmarks_backward': [
-        *POOLING_OP, dict(grad=ONE), dict(grad=Q[:, :, :2].int()), dict(grad=Q),
-    ],
-    'linear_attention': LINEAR_OP,
-    '_linear_attention_backward': [
-        *LINEAR_OP, dict(grad=Q.double()), dict(grad=Q[:, :, :5]), dict(sums=Q), dict(sums=ONE),
-        dict(sums=torch.ones(1, 2, 4, 5).double()),
+# What it refuses beside one bad value, and beside one tensor of another rank, size or dtype.
+OTHERS = {
+    'laplacian_kernel': [dict(q=Q.int(), k=Q.int()), dict(q=Q[:0].int(), k=Q[:0].int())],
+    'gaussian_kernel': [dict(bandwidth=1e-20)],
+    'cholesky_inverse': [NO_ROWS],
+    'newton_schulz_inverse': [NO_ROWS],
+    'nystrom_attention': [OF_GAUSSIAN, dict(k=Q[:, :, :5], v=Q[:, :, :5])],
+    '_nystrom_attention_backward': [OF_GAUSSIAN, dict(whitening_eps=1.0)],
+    'pooled_landmarks': OF_POOLS,
+    '_pooled_landmarks_backward': OF_POOLS,
+    'linear_attention': [
+        dict(top_q=None), dict(top_k=None), dict(q=Q.int(), k=Q.int(), v=Q.int()),
+        dict(q=Q[..., :3], k=Q[..., :3], top_q=None, top_k=None, streams=2),
     ],
 }  # fmt: skip
 compiled = pytest.mark.skipif(
@@ -237,63 +200,50 @@ def call(name, change=None, device='cpu'):
         return getattr(OPS, name)(**moved)
 
 
+def refused(name):
+    """Changes of the arguments of an op that it refuses."""
+    for key, value in CALLS[name].items():
+        bad = BAD.get(key, [])
+        if isinstance(value, torch.Tensor) and key != 'rotary':
+            bad = [value[0], value.int()]
+            if (name.strip('_'), key) != ('pooled_landmarks', 'k') and value.shape[-1]:
+                bad.append(value[..., :-1])
+        yield from ({key: one} for one in bad)
+    yield from OTHERS.get(name, [])
+
+
+def quotes(message, value):
+    """Whether a message has the value, or the shape or dtype of a tensor."""
+    if isinstance(value, torch.Tensor):
+        dtype = str(value.dtype).removeprefix('torch.').removesuffix('32').capitalize()
+        return str([*value.shape]) in message or dtype in message
+    return (f'{value:g}' if isinstance(value, float) else str(value)) in message
+
+
 @compiled
 @pytest.mark.parametrize('device', ['cpu', 'meta'])
 @pytest.mark.parametrize('name', CALLS)
-def test_compiled_ops_refuse_each_bad_value(name, device):
+def test_compiled_ops_refuse_and_quote_each_bad_value(name, device):
     """Those of a CPU by C++, and those of meta, which graphs are traced with, by Python."""
     call(name, device=device)
     too_large = [TOO_LARGE[name]] if device == 'cpu' and name in TOO_LARGE else []
-    error = RuntimeError if device == 'cpu' else (RuntimeError, ValueError, TypeError)
-    for change in REFUSED[name] + too_large:
-        with pytest.raises(error) as refused:
+    for change in [*refused(name), *too_large]:
+        with pytest.raises((RuntimeError, ValueError, TypeError)) as error:
             call(name, change, device)
-        assert name.strip('_').removesuffix('_backward') in str(refused.value), change
+        message = str(error.value)
+        assert name.strip('_').removesuffix('_backward') in message, change
+        assert device == 'meta' or any(quotes(message, one) for one in change.values()), message
 
 
 X, POWER = torch.zeros(1, 1, 2, 3), torch.ones(1, 1, 3)
-QUOTED = [
-    (lambda: call('laplacian_kernel', dict(q=Q[0, 0])), r'\[6, 4\]'),
-    (lambda: call('laplacian_kernel', dict(bandwidth=-1.0)), 'bandwidth .*got -1$'),
-    (lambda: call('gaussian_kernel', dict(bandwidth=1e-20)), 'bandwidth .*got 1e-20'),
-    (lambda: call('laplacian_kernel', dict(k=Q.double())), 'Double'),
-    (lambda: call('newton_schulz_inverse', dict(mat=EYE[:2])), r'\[2, 3\]'),
-    (lambda: call('newton_schulz_inverse', dict(num_iters=0)), 'num_iters .*got 0'),
-    (lambda: call('newton_schulz_inverse', dict(start_scale=torch.ones(3))),
-     r'start_scale .*\[4\].*got \[3\]'),
-    (lambda: call('cholesky_inverse', dict(mat=EYE.int())), 'mat must be fp16.* got Int'),
-    (lambda: call('cholesky_inverse', dict(ridge=-0.5)), 'ridge .*got -0.5'),
-    (lambda: call('cholesky_inverse', dict(mat=torch.eye(513))), "512 rows, got 513; .*'refer"),
-    (lambda: call('_newton_start_scale', dict(factor=NAN)), 'factor .*got nan'),
-    (lambda: call('nystrom_attention', dict(v=Q[..., :3])), r'v \[1, 2, 6, 3\].*q \[1, 2, 6'),
-    (lambda: call('nystrom_attention', dict(scale=ONE)), r'scale .*got \[1\]'),
-    (lambda: call('nystrom_attention', dict(kernel='cauchy')), 'kernel .*got cauchy'),
-    (lambda: call('nystrom_attention', dict(rotary_form='whole')), 'rotary_form .*got whole'),
-    (lambda: call('nystrom_attention', dict(whitening_eps=-1.0)), 'whitening_eps .*got -1$'),
-    (lambda: call('nystrom_attention', dict(rotary=torch.ones(2, 3, 6))), '2 . pairs <= 4'),
-    (lambda: call('_nystrom_attention_backward', dict(mean=torch.ones(1, 2, 3))),
-     r'mean \[1, 2, 3\].* not those of'),
-    (lambda: call('_nystrom_attention_backward', dict(mixed=Q[:, :, :3].double())),
-     'mixed must be Float.*got Double'),
-    (lambda: call('pooled_landmarks', dict(width=4)), r'2 \* 4, got \[1, 2, 6, 4\]'),
-    (lambda: call('pooled_landmarks', dict(rows=0)), 'got 0 x 2'),
-    (lambda: call('_pooled_landmarks_backward', dict(grad=ONE)), r'got \[1\]'),
-    (lambda: call('linear_attention', dict(v=Q[:, :, :5])), r'v must .*\[1, 2, 5, 4\]'),
-    (lambda: call('linear_attention', dict(top_q=Q, top_k=Q[..., :3])), r'numer.*\[1, 2, 6, 3\]'),
-    (lambda: call('linear_attention', dict(eps=-1.0)), 'eps .*got -1$'),
-    (lambda: call('linear_attention', dict(features='exp')), 'features .*got exp'),
-    (lambda: call('linear_attention', dict(streams=3)), 'streams .*got 3'),
-    (lambda: call('_linear_attention_backward', dict(sums=Q)), r'sums \[1, 2, 6, 4\].*not those'),
-    (lambda: signed_powers(X, POWER[..., :2], POWER), r'power .*\[1, 1, 2\]'),
-    (lambda: pola_streams(X, POWER, POWER, X, 1e-6), r'sums .*\[1, 1, 6, 5\], got .* 3\]'),
-]  # fmt: skip
 
 
 @compiled
-@pytest.mark.parametrize(('call', 'quoted'), QUOTED)
-def test_compiled_code_quotes_the_bad_value(call, quoted):
-    with pytest.raises(RuntimeError, match=quoted):
-        call()
+def test_compiled_powers_and_streams_quote_the_bad_shape():
+    with pytest.raises(RuntimeError, match=r'power .*\[1, 1, 2\]'):
+        signed_powers(X, POWER[..., :2], POWER)
+    with pytest.raises(RuntimeError, match=r'sums .*\[1, 1, 6, 5\], got .* 3\]'):
+        pola_streams(X, POWER, POWER, X, 1e-6)
 
 
 # Each call, whose tensors but one are on a CPU. Its outputs would be memory without values.

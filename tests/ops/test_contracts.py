@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 from conftest import NO_GPU, by_threads
+from op_results import results
 from test_linear_attention import NAMES as LINEAR_NAMES
 from test_linear_attention import case as linear_case
 from test_nystrom_attention import NAMES, problem
@@ -44,13 +45,6 @@ def example(name, dtype=torch.float64, device='cpu', size=30):
     if name in INVERSES:
         return dict(mat=ops.laplacian_kernel(k, k, 16.0).to(device, dtype)), dict(ridge=0.1)
     return dict(q=q.to(device, dtype), k=k.to(device, dtype)), dict(bandwidth=4.0)
-
-
-def results(function, tensors, upstream):
-    """The output, and the gradients of all tensors."""
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in tensors.items()}
-    out = function(**leaves)
-    return (out.detach(), *torch.autograd.grad(out, list(leaves.values()), upstream.to(out.dtype)))
 
 
 @names

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from conftest import ON_X86
+from op_results import results
 from sklearn.metrics import pairwise
 
 from mmlaplace.ops import gaussian_kernel, laplacian_kernel
@@ -35,12 +36,6 @@ def tokens(queries, keys, dims, dtype=torch.float64, device='cpu'):
     shapes = [(2, 3, count, dims) for count in (queries, keys)]
     q, k = (torch.randn(shape, dtype=torch.float64) * dims**-0.5 for shape in shapes)
     return q.to(device, dtype), k.to(device, dtype)
-
-
-def with_gradients(function, q, k, grad):
-    q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
-    out = function(q, k)
-    return (out, *torch.autograd.grad(out, (q, k), grad.to(out.dtype)))
 
 
 # N, M, d: one query, many of them, and sizes off powers of two.
@@ -92,7 +87,7 @@ def test_nan_in_the_gradient_stays_in_its_matrix(op, device):
     spoilt = q.clone()
     spoilt[0, 1, 7, 3] = float('nan')
     clean, found = (
-        with_gradients(lambda q, k: op(q, k, 1.0), queries, k, torch.ones_like(q @ k.mT))[1:]
+        results(lambda q, k: op(q, k, 1.0), [queries, k], torch.ones_like(q @ k.mT))[1:]
         for queries in (q, spoilt)
     )
     assert found[0][0, 1, 7].isnan().all() and found[1][0, 1].isnan().all()
@@ -125,7 +120,7 @@ def test_bandwidths_down_to_the_smallest_are_right_and_smaller_ones_quoted(name,
     q, _ = tokens(5, 5, 3, torch.float32, device)
     upstream = torch.ones(2, 3, 5, 5, device=device)
     for bandwidth, off in ((1.01 * SMALLEST[name], 0), (1e30, 1)):
-        out, *grads = with_gradients(lambda q, k: op(q, k, bandwidth), q, q, upstream)  # noqa: B023
+        out, *grads = results(lambda q, k: op(q, k, bandwidth), [q, q], upstream)  # noqa: B023
         expected = torch.full((5, 5), float(off), device=device).fill_diagonal_(1)
         assert torch.equal(out, expected.expand_as(out))
         assert all(grad.isfinite().all() for grad in grads)

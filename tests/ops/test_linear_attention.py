@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from op_results import results
 
 from mmlaplace.models.layers import elu_plus_one, linear_attention, pola_streams, signed_powers
 from mmlaplace.ops import _native, use_backend
@@ -59,13 +60,6 @@ def formula(q, k, v, top_q=None, top_k=None, eps=0.0, features='none', streams=1
         normalizer = (query @ key.mT).mean(-1, keepdim=True) + eps
         outs.append(tops[0] @ tops[1].mT @ value / (normalizer * k.shape[-2]))
     return torch.cat(outs, -1)
-
-
-def results(function, tensors, upstream):
-    """The output, and the gradients of all tensors."""
-    tensors = [tensor.detach().requires_grad_() for tensor in tensors]
-    out = function(*tensors)
-    return (out.detach(), *torch.autograd.grad(out, tensors, upstream.to(out.dtype)))
 
 
 # Of sums of up to 700 products, and of rounding results to a half; terms are of order 1 and larger

@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from op_results import results
 from test_pooled_landmarks import table, turned
 
 from mmlaplace.ops import cholesky_inverse, gaussian_kernel, laplacian_kernel, nystrom_attention
@@ -79,13 +80,6 @@ def formula(
 def attend(op, tensors, options):
     *inputs, scale = tensors
     return op(*inputs, scale=scale, **options)
-
-
-def results(function, tensors, upstream):
-    """The output, and the gradients of all tensors."""
-    tensors = [tensor.detach().requires_grad_() for tensor in tensors]
-    out = function(*tensors)
-    return (out.detach(), *torch.autograd.grad(out, tensors, upstream.to(out.dtype)))
 
 
 def results_of(op, tensors, options, upstream):

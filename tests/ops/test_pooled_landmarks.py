@@ -1,7 +1,10 @@
 """Landmarks as means of cells: the cells written out, gradients and NaN."""
 
+import functools
+
 import pytest
 import torch
+from op_results import results
 
 from mmlaplace.ops import pooled_landmarks
 
@@ -69,21 +72,16 @@ def case(name, dtype=torch.float64, device='cpu'):
     return k, options
 
 
-def with_gradient(function, k, upstream):
-    k = k.detach().requires_grad_()
-    out = function(k)
-    return out, torch.autograd.grad(out, k, upstream.to(out.dtype))[0]
-
-
 @pytest.mark.parametrize('name', CASES)
 def test_values_and_gradients_are_those_of_the_cells(op, name, device):
     k, options = case(name, device=device)
     truth = formula(k, **options)
     upstream = torch.randn_like(truth)
-    results = with_gradient(lambda k: op(k, **options), k, upstream)
-    expected = with_gradient(lambda k: formula(k, **options), k, upstream)
+    found, expected = (
+        results(functools.partial(function, **options), [k], upstream) for function in (op, formula)
+    )
     # Sums of some hundred numbers of order 1 in fp64.
-    torch.testing.assert_close(results, expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
 
 
 def test_nan_stays_in_its_cell_and_pair_of_channels(op, device):
