@@ -26,13 +26,18 @@ SOURCES = sorted(
 )
 
 
+def run(command, **environment):
+    result = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    assert result.returncode == 0, f'{command}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}'
+    return result.stdout
+
+
 def test_clang_format_would_change_no_native_source():
     # Of the environment and not of the PATH, as versions differ in their changes.
     program = clang_format.get_executable('clang-format')
-    result = subprocess.run(
-        [program, '--dry-run', '-Werror', *SOURCES], cwd=ROOT, capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr
+    run([program, '--dry-run', '-Werror', *SOURCES])
     # It leaves a line alone that it cannot break.
     assert not [path for path in SOURCES if max(map(len, path.read_text().splitlines())) > 100]
     hook = (ROOT / '.pre-commit-config.yaml').read_text()
@@ -46,21 +51,12 @@ def test_a_library_of_the_stable_abi_needs_no_class_of_torch():
     library = loaded_library()
     if 'torch_from' not in _native.build_info(library):
         pytest.skip('it is for one torch before 2.10, by its C++ classes')
-    lines = subprocess.run(
-        ['nm', '-D', '--undefined-only', library], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    names = [line.split()[-1] for line in lines]
+    names = [
+        line.split()[-1] for line in run(['nm', '-D', '--undefined-only', library]).splitlines()
+    ]
     assert any(name.startswith('aoti_torch_') for name in names)
     # C++ writes the namespaces at, c10 and torch into a name with their lengths.
     assert not [name for name in names if re.match(r'_Z\w*?(2at|3c10|5torch)\d', name)]
-
-
-def run(command, **environment):
-    result = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment}
-    )
-    assert result.returncode == 0, f'{command}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}'
-    return result.stdout
 
 
 @pytest.mark.sanitizer
@@ -86,12 +82,8 @@ def test_cuda_kernels_run_right_on_a_cpu(op, sanitizer, cases, tmp_path):
 def test_cpu_ops_pass_under_address_and_undefined_behaviour_sanitizers(tmp_path):
     """The op tests again, with a library built by MMLAPLACE_SANITIZE=1."""
     # The sanitizer looks for libstdc++ when it starts, and torch 2.1 throws while it is loaded.
-    preload = [
-        subprocess.run(
-            [COMPILER, f'-print-file-name={library}.so'], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        for library in ('libasan', 'libstdc++')
-    ]
+    preload = [run([COMPILER, f'-print-file-name={library}.so']).strip()
+               for library in ('libasan', 'libstdc++')]  # fmt: skip
     if not all(map(os.path.isabs, preload)):
         pytest.skip(f'{COMPILER} has no AddressSanitizer library to load into Python')
     run([sys.executable, 'setup.py', '-q', 'build_ext', '--build-temp', tmp_path / 'objects',
