@@ -56,9 +56,8 @@ def test_kept_blocks_stay_softmax_with_their_weights_at_any_size(host):
     keep = linearizing.softmax_blocks(places, [1, len(places) - 1])
     old, new, linear = pair(host, keep)
     assert sorted([*keep, *linear]) == sorted(places) and len(keep) == 2
-    for place in places:
-        softmax = type(new.get_submodule(place)) is type(old.get_submodule(place))
-        assert softmax == (place in keep)
+    same = [p for p in places if type(new.get_submodule(p)) is type(old.get_submodule(p))]
+    assert same == list(keep)
     for place in linear:  # with the old attentions back, it is the old model: the rest is kept
         new.set_submodule(place, old.get_submodule(place))
     for prefix in ('cls_tokens', 'class_tokens'):  # and registers
@@ -76,8 +75,7 @@ def test_a_hybrid_keeps_changed_options_of_softmax():
         dict(window_size=4), dict(window_size=4, per_block=[None, linear])
     ]  # fmt: skip
     blocks = build(made).stages[1]['blocks']
-    assert [block.attn.window_size for block in blocks] == [4, 4]
-    assert [block.attn.shifted for block in blocks] == [False, True]
+    assert [(b.attn.window_size, b.attn.shifted) for b in blocks] == [(4, False), (4, True)]
 
 
 @pytest.mark.parametrize('per_block, said', [
@@ -89,9 +87,8 @@ def test_a_hybrid_keeps_changed_options_of_softmax():
 def test_a_wrong_list_of_blocks_is_quoted(per_block, said):
     with pytest.raises((TypeError, ValueError), match=said):
         build(dict(HOSTS['DeiT'], attn_cfg=dict(per_block=per_block)))
-    swin = dict(attn_cfg=dict(per_block=[None]))
     with pytest.raises(ValueError, match='per_block=.* no effect in the attn_cfg of a Window'):
-        build(dict(HOSTS['Swin'], attn_cfg=swin))
+        build(dict(HOSTS['Swin'], attn_cfg=dict(attn_cfg=dict(per_block=[None]))))
 
 
 HARMS = dict(zip('abcd', (0.4, 0.1, 0.02, 0.08)))
@@ -102,7 +99,7 @@ COSTS = dict(
 )
 
 
-@pytest.mark.parametrize('budget, linear', [(0.95, 'c'), (0.85, 'b'), (0.8, 'cb'), (0.65, 'cba')])
+@pytest.mark.parametrize('budget, linear', [(0.85, 'b'), (0.8, 'cb'), (0.65, 'cba')])
 def test_a_plan_under_a_budget_meets_it(budget, linear):
     plan = linearizing.choose(HARMS, COSTS, budget=budget)
     assert plan.linear == list(linear) and set(plan.keep) == set('abcd') - set(linear)
@@ -140,7 +137,6 @@ def test_a_plan_meets_the_budget_as_measured_too(factor, linear):
 @pytest.mark.parametrize('options, said', [
     (dict(budget=0.6), 'budget 0.6 cannot be met .* smallest .* is 0.650, with 3 of 4 blocks'),
     (dict(budget=1), 'the softmax model itself meets the budget 1'),
-    (dict(budget=0), 'above 0 and at most 1.* got 0'),
     (dict(budget=1.5), 'above 0 and at most 1.* got 1.5'),
     (dict(keep=4), 'must be from 1 to 3, as 4 blocks with softmax can become linear, got 4'),
     (dict(), 'give either keep or budget'),
@@ -192,21 +188,19 @@ def test_an_interrupted_search_goes_on_and_other_content_is_refused(tmp_path, mo
 
     real = hybrids.harm_of
     whole = {p: real(new, old, p, images(), 2, 1e-3) for p in places}
-    measured = mock.Mock(side_effect=[real(new, old, places[0], images(), 2, 1e-3),
-                                      KeyboardInterrupt])  # fmt: skip
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(hybrids, 'harm_of', measured)
+    measured = mock.Mock(side_effect=[whole[places[0]], KeyboardInterrupt])
+    monkeypatch.setattr(hybrids, 'harm_of', measured)
+    with pytest.raises(KeyboardInterrupt):
         search()
     assert list(json.loads(path.read_text())['harms']) == places[:1]
-    measured = mock.Mock(side_effect=real)
-    monkeypatch.setattr(hybrids, 'harm_of', measured)
+    measured.side_effect = real
     found = search()
-    assert [call.args[2] for call in measured.call_args_list] == places[1:]
+    assert [call.args[2] for call in measured.call_args_list[2:]] == places[1:]
     assert found['harms'] == pytest.approx(whole)
-    count = timer.call_count
+    count, harms = timer.call_count, measured.call_count
     assert search() == found and timer.call_count == count  # all is there
     search(sample=32)  # another size has other costs, and the same harms
-    assert timer.call_count == 2 * count and measured.call_count == len(places) - 1
+    assert timer.call_count == 2 * count and measured.call_count == harms
     with pytest.raises(ValueError, match='take another --work-dir, or remove that file'):
         search(attention='other')
     with torch.no_grad():

@@ -170,17 +170,13 @@ def test_accumulated_batches_are_one_large_one_and_go_on_where_they_were():
         seen.append(step)
         yield from islice(labelled(step), 4)
 
-    layer = torch.nn.Linear(64, 1)
-
-    def loss_of(batch):
-        return layer(batch['inputs']).square().mean()
-
-    schedule, parameters = linearizing.Schedule(accumulate=2), list(layer.parameters())
+    layer, schedule = torch.nn.Linear(64, 1), linearizing.Schedule(accumulate=2)
     with mock.patch.object(distilling, 'EVERY', 1):
         for steps in (1, 2):
             linearizing.fit(
-                layer, parameters, loss_of, batches, steps, schedule, state or None, state.update
-            )
+                layer, [*layer.parameters()], lambda batch: layer(batch['inputs']).square().mean(),
+                batches, steps, schedule, state or None, state.update,
+            )  # fmt: skip
     assert seen == [0, 2]
 
 
@@ -194,15 +190,6 @@ def test_half_precision_is_near():
         assert all(p.dtype == torch.float32 and p.isfinite().all() for p in new.parameters())
     # bf16 has steps of 1/128, and the error of the old maps adds to that of the new ones.
     assert losses[0] != losses[1] == pytest.approx(losses[0], rel=0.05)
-
-
-def test_a_state_of_other_options_is_refused(tmp_path):
-    new, old, places = tasks()
-    state, run = tmp_path / 'state.pth', linearizing.Schedule(1, 0, loss='task')
-    linearizing.distill(new, old, places, labelled, run, state)
-    for changed in (dict(loss='block'), dict(loss_weight=1.0), dict(accumulate=2), dict(amp=True)):
-        with pytest.raises(ValueError, match='take another --work-dir'):
-            linearizing.distill(new, old, places, labelled, run._replace(**changed), state)
 
 
 def of_one_rank(rank, folder):

@@ -18,10 +18,6 @@ from mmlaplace.ops.newton_start_scale import newton_start_scale
 FAR = 1e30  # beside the values of a tensor: a sum with one of these is seen
 
 
-def first_of_two(x):
-    return torch.stack([x, torch.full_like(x, FAR)], -1)[..., 0]
-
-
 def axes_reversed(x):
     order = tuple(reversed(range(x.dim())))
     return x.permute(order).contiguous().permute(order)
@@ -29,13 +25,11 @@ def axes_reversed(x):
 
 # Functions of a tensor. A result may have other values, but has its shape.
 LAYOUTS = {
-    'every second value': first_of_two,
+    'every second value': lambda x: torch.stack([x, torch.full_like(x, FAR)], -1)[..., 0],
     'every second row': lambda x: torch.stack([torch.full_like(x, FAR), x], 1).flatten(0, 1)[1::2],
-    'the last axes exchanged': lambda x: first_of_two(x) if x.dim() < 2 else x.mT.contiguous().mT,
     'all axes reversed': axes_reversed,
     'a part of a larger tensor': lambda x: F.pad(x, (1, 2), value=FAR)[..., 1:-2],
     'one row for all': lambda x: x[:1].expand_as(x),
-    'one value for all': lambda x: x.flatten()[0].expand_as(x),
     'a lazy minus': lambda x: torch._neg_view(-x),
 }
 
@@ -83,7 +77,7 @@ def public(name, dtype, device):
     if name in KERNELS:
         tensors['bandwidth'] = options.pop('bandwidth') + torch.rand(2, 3, 1, 1, device=device)
     if name == 'newton_schulz_inverse':
-        tensors['start_scale'] = torch.full((2, 3), 0.01, device=device) + torch.rand(1) / 99
+        tensors['start_scale'] = 0.01 + torch.rand(2, 3, device=device) / 99
     for option in ('rotary', 'scale'):
         if isinstance(options.get(option), torch.Tensor):
             tensors[option] = options.pop(option).to(device, dtype)
