@@ -25,24 +25,6 @@ def cut_off(name, stages=None):
     return backbone
 
 
-def check_compiled(name, backend, stages=None):
-    torch._dynamo.reset()  # it compiles a function, such as a block's, a few times at most
-    backbone, images = cut_off(name, stages).train(), torch.randn(2, 3, 64, 96)
-    compiled = torch.compile(backbone, backend=backend, fullgraph=True)
-    weights = [weight for weight in backbone.parameters() if weight.requires_grad]
-    outs = compiled(images), backbone(images)
-    chances = [torch.randn_like(out) for out in outs[1]]
-    ours, theirs = (torch.autograd.grad(out, weights, chances) for out in outs)
-    for a, b in zip(*outs):
-        # Another order of sums in every layer of fp32.
-        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
-    largest = max(grad.abs().max().item() for grad in theirs)
-    for a, b in zip(ours, theirs):
-        # Sums over all tokens that cancel, to nothing where a shift changes no difference (the bias
-        # of SOFT's queries, which are its keys).
-        torch.testing.assert_close(a, b, atol=2e-3 * b.abs().max().item() + 1e-4 * largest, rtol=0)
-
-
 # The ops that a family computes by outside of graphs, on a CPU with the compiled library.
 OF_FAMILY = dict(
     LaplacianFormer={'pooled_landmarks', 'nystrom_attention', 'cholesky_inverse'},
@@ -53,16 +35,30 @@ OF_FAMILY = dict(
 
 @needs_compile
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    'name',
-    [pytest.param(name, marks=() if name == 'LaplacianFormer' else pytest.mark.thorough)
-     for name in BACKBONES],
-)  # fmt: skip
-def test_trains_in_one_graph(name):
+@pytest.mark.parametrize(('name', 'backend', 'stages'), [
+    # This one traces the backward too, without a minute of compiling.
+    ('LaplacianFormer', 'aot_eager', None),
     # All stages of H-ViT³ are alike, and four take 15 seconds.
-    stages = 1 if name == 'HViT3' else None
-    # It traces the backward too, without a minute of compiling.
-    check_compiled(name, 'aot_eager', stages)
+    *(pytest.param(name, 'aot_eager', 1 if name == 'HViT3' else None, marks=pytest.mark.thorough)
+      for name in BACKBONES if name != 'LaplacianFormer'),
+    # Each is compiled by itself, for most of a minute.
+    *(pytest.param(name, 'inductor', 2, marks=pytest.mark.thorough) for name in OF_FAMILY),
+])  # fmt: skip
+def test_trains_in_one_graph(name, backend, stages):
+    torch._dynamo.reset()  # it compiles a function, such as a block's, a few times at most
+    backbone, images = cut_off(name, stages).train(), torch.randn(2, 3, 64, 96)
+    compiled = torch.compile(backbone, backend=backend, fullgraph=True)
+    weights = [weight for weight in backbone.parameters() if weight.requires_grad]
+    outs = compiled(images), backbone(images)
+    chances = [torch.randn_like(out) for out in outs[1]]
+    ours, theirs = (torch.autograd.grad(out, weights, chances) for out in outs)
+    # Another order of sums in every layer of fp32.
+    torch.testing.assert_close(*outs, atol=1e-4, rtol=1e-3)
+    largest = max(grad.abs().max().item() for grad in theirs)
+    for a, b in zip(ours, theirs):
+        # Sums over all tokens that cancel, to nothing where a shift changes no difference (the bias
+        # of SOFT's queries, which are its keys).
+        torch.testing.assert_close(a, b, atol=2e-3 * b.abs().max().item() + 1e-4 * largest, rtol=0)
 
 
 @needs_compile
@@ -98,23 +94,17 @@ def test_one_graph_for_all_sizes_has_the_ops_of_the_eager_model(name):
     assert found >= OF_FAMILY[name] | {'_gelu_ffn'}
 
 
-@pytest.mark.thorough
-@needs_compile
-@pytest.mark.slow
-@pytest.mark.parametrize('name', ['LaplacianFormer', 'SOFTPlusPlus', 'PolaFormerPVT'])
-def test_inductors_code_trains_like_the_eager_model(name):
-    check_compiled(name, 'inductor', stages=2)  # each is compiled by itself, for most of a minute
-
-
 # Without a ridge, rounding decides which eigenvalues of SOFT's near landmarks count as zero.
-SOLVERS = [('LaplacianFormer', dict(type='LaplacianAttention', solver=solver))
-           for solver in ('newton_schulz', 'cholesky', 'conjugate_gradient')]  # fmt: skip
-OF_SOFT = [('SOFTPlusPlus', dict(solver=solver, ridge=1e-2)) for solver in ('svd', 'cholesky')]
+SOLVERS = [
+    *(
+        ('LaplacianFormer', dict(solver=solver))
+        for solver in ('newton_schulz', 'conjugate_gradient')
+    ),
+    *(('SOFTPlusPlus', dict(solver=solver, ridge=1e-2)) for solver in ('svd', 'cholesky')),
+]
 
 
-@pytest.mark.parametrize(
-    ('name', 'attn_cfg'), [*((name, None) for name in BACKBONES), *SOLVERS, *OF_SOFT]
-)
+@pytest.mark.parametrize(('name', 'attn_cfg'), [*((name, None) for name in BACKBONES), *SOLVERS])
 def test_a_nan_pixel_spoils_its_image_alone(name, attn_cfg):
     backbone, images = build(name, attn_cfg=attn_cfg).eval(), torch.randn(3, 3, 64, 64)
     spoilt = images.clone()
@@ -139,15 +129,11 @@ def test_a_forward_reads_no_value(name):
 
 
 @pytest.mark.skipif(_native.WHY_MISSING is not None, reason='the compiled library is missing')
-@pytest.mark.parametrize('mode', [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize(
-    ('name', 'arch', 'files', 'calls'),
-    [('PVTv2', 'b0', 8, 300), ('LaplacianFormer', 'tiny', 14, 400)],
-)
-def test_a_forward_meets_few_functions_of_ours(name, arch, files, calls, mode):
+@pytest.mark.parametrize(('name', 'arch', 'calls'), [
+    ('PVTv2', 'b0', 300), ('LaplacianFormer', 'tiny', 400),
+])  # fmt: skip
+def test_a_forward_meets_few_functions_of_ours(name, arch, calls):
     model, images = build(name, arch, img_size=224).eval(), torch.randn(1, 3, 224, 224)
-    with mode():
+    with torch.inference_mode():
         model(images)  # tables of positions are kept from now on
-        met = [code.co_filename for code in calls_of(lambda: model(images))]
-    assert len(met) <= calls
-    assert len(set(met)) <= files, sorted(set(met))
+        assert len(calls_of(lambda: model(images))) <= calls

@@ -1,7 +1,9 @@
 """Another attention takes the place of softmax: weights are kept, and it learns the old maps."""
 
+import copy
 import itertools
 import json
+import re
 import sys
 from unittest import mock
 
@@ -13,7 +15,7 @@ from mmengine.dataset import InfiniteSampler
 from mmengine.registry import MODELS
 from processes import run
 from test_hybrids import HOSTS, build
-from test_linearizing_options import tasks, unlabelled
+from test_linearizing_options import labelled, tasks, unlabelled
 from torch.utils.data import DataLoader
 
 from mmlaplace import linearizing
@@ -75,24 +77,31 @@ def test_what_cannot_be_replaced_is_refused():
             linearizing.linear_config(cfg, build(cfg), name)
 
 
-@pytest.mark.sampled(3)
-@hosts
-def test_the_losses_fall_and_only_what_is_trained_changes(host):
+@pytest.mark.parametrize(('host', 'loss', 'steps', 'alone', 'among'), [
+    ('SigLIP', 'attention', (30, 0), r'backbone\.stages\.\d\.blocks\.\d\.attn\.', 'attn.qkv'),
+    ('PVTv2', 'attention', (0, 30), r'backbone\.', 'ffn'),
+    ('Swin', 'block', (30, 0), r'backbone\.stages\.\d\.blocks\.\d\.', 'ffn'),
+    ('DeiT', 'task', (1, 30), '', 'head.weight'),
+])  # fmt: skip
+def test_a_loss_falls_and_only_what_is_trained_changes(host, loss, steps, alone, among):
     new, old, places = tasks(host)
-    before = {k: v.clone() for k, v in new.state_dict().items()}
-    images = next(unlabelled(99))
-    losses = []
-    for layer_steps, whole_steps in ((30, 0), (0, 30)):
-        losses.append(linearizing.layer_loss(new.backbone, old.backbone, places, images).item())
-        losses.append(linearizing.whole_loss(new, old, images).item())
-        schedule = linearizing.Schedule(layer_steps, whole_steps, lr=1e-3)
-        linearizing.distill(new, old, places, unlabelled, schedule)
-        changed = {k for k, v in new.state_dict().items() if not torch.equal(v, before[k])}
-        in_places = {k for k in changed if any(f'.{p}.' in f'.{k}' for p in places)}
-        assert changed and (changed == in_places) == (whole_steps == 0)
-        assert not any(key.startswith('head') for key in changed)
-    assert losses[2] < losses[0]  # layer by layer
-    assert linearizing.whole_loss(new, old, images) < losses[3]
+    before, batch = copy.deepcopy(new.state_dict()), next(labelled(99))
+    blocks = [place.removesuffix('.attn') for place in places]
+
+    def error():
+        if loss == 'task':
+            return linearizing.task_loss(new, old, places, 50, batch)
+        if steps[1]:
+            return linearizing.whole_loss(new, old, batch['inputs'])
+        names = blocks if loss == 'block' else places
+        return linearizing.layer_loss(new.backbone, old.backbone, names, batch['inputs'])
+
+    first = error()
+    schedule = linearizing.Schedule(*steps, lr=1e-3, loss=loss)
+    linearizing.distill(new, old, places, labelled, schedule)
+    changed = {k for k, v in new.state_dict().items() if not torch.equal(v, before[k])}
+    assert all(re.match(alone, key) for key in changed) and any(among in key for key in changed)
+    assert error() < first
 
 
 class Normalised:

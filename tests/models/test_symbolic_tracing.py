@@ -1,6 +1,7 @@
 """torch.fx, and the feature extractors of torchvision and timm, on backbones and classifiers."""
 
 import pickle
+import re
 
 import pytest
 import torch
@@ -33,12 +34,8 @@ def test_a_trace_without_arguments_can_be_pickled_and_gives_the_maps(name):
     backbone = build(name).eval()
     graph = pickle.loads(pickle.dumps(symbolic_trace(backbone)))
     check_graph(graph, backbone)
-    attentions = {
-        f'stages.{i}.blocks.{j}.attn'
-        for i, stage in enumerate(backbone.stages)
-        for j, block in enumerate(stage['blocks'])
-        if block.attn is not None
-    }
+    places = re.compile(r'stages\.\d+\.blocks\.\d+\.attn')
+    attentions = {name for name, _ in backbone.named_modules() if places.fullmatch(name)}
     assert attentions and attentions <= steps(graph)
 
 
@@ -61,20 +58,16 @@ def test_other_outputs_trace_too(name, options):
     check_graph(symbolic_trace(backbone), backbone)
 
 
-class TwoImages(nn.Module):
+class TwoImages(nn.ModuleList):
     """Compares two images by one backbone."""
 
-    def __init__(self, backbone):
-        super().__init__()
-        self.backbone, self.head = backbone, nn.Linear(64, 1)
-
     def forward(self, x):
-        a, b = (self.backbone(image)[-1].mean((2, 3)) for image in (x, x.flip(-1)))
-        return self.head(a - b)
+        a, b = (self[0](image)[-1].mean((2, 3)) for image in (x, x.flip(-1)))
+        return self[1](a - b)
 
 
 def test_a_model_around_a_backbone_traces():
-    model = TwoImages(build('LaplacianFormer')).eval()
+    model = TwoImages([build('LaplacianFormer'), nn.Linear(64, 1)]).eval()
     check_graph(symbolic_trace(model), model)
     # Any other trace has its own leaf modules.
     assert steps(symbolic_trace(nn.Sequential(nn.Sequential(nn.ReLU())))) == {'0.0'}
@@ -99,13 +92,11 @@ def test_a_graph_trains_like_the_backbone(name, with_cp):
 def test_torchvision_extracts_the_features_of_blocks_and_attentions(name):
     extraction = pytest.importorskip('torchvision.models.feature_extraction')
     backbone, images = build(name).eval(), torch.randn(2, 3, 64, 96)
-    nodes, kept = ['stages.3.blocks.0', 'stages.3.blocks.0.attn'], {}
+    nodes, kept = ['stages.3.blocks.0.attn', 'stages.3.blocks.0'], []
     for node in nodes:
-        backbone.get_submodule(node).register_forward_hook(
-            lambda module, inputs, out, node=node: kept.update({node: out})
-        )
+        backbone.get_submodule(node).register_forward_hook(lambda *called: kept.append(called[-1]))
     backbone(images)
-    expected = dict(kept)
+    expected = dict(zip(nodes, kept))
     features = extraction.create_feature_extractor(backbone, nodes)(images)
     torch.testing.assert_close(features, expected, **EXACT)
 
