@@ -1,4 +1,4 @@
-"""torch.fx, and the feature extractors of torchvision and timm, on backbones and classifiers."""
+"""torch.fx, and the feature extractors of torchvision, on backbones."""
 
 import pickle
 import re
@@ -6,9 +6,7 @@ import re
 import pytest
 import torch
 import torch.nn as nn
-from conftest import fast_with
-from mmengine.registry import MODELS
-from test_backbones import BACKBONES, build, small
+from test_backbones import BACKBONES, build
 from torch.fx import symbolic_trace
 
 from mmlaplace.models.attentions.base import BaseAttention
@@ -37,14 +35,6 @@ def test_a_trace_without_arguments_can_be_pickled_and_gives_the_maps(name):
     places = re.compile(r'stages\.\d+\.blocks\.\d+\.attn')
     attentions = {name for name, _ in backbone.named_modules() if places.fullmatch(name)}
     assert attentions and attentions <= steps(graph)
-
-
-@pytest.mark.parametrize('name', fast_with(BACKBONES, 'LaplacianFormer'))
-def test_timms_classifiers_trace_too(name):
-    models = pytest.importorskip('mmlaplace.timm', reason='no timm')
-    cls = MODELS.get(name)
-    model = models.TimmClassifier(cls, small(name), num_classes=3, img_size=64).eval()
-    check_graph(symbolic_trace(model), model)
 
 
 @pytest.mark.parametrize(('name', 'options'), [

@@ -44,16 +44,6 @@ def test_the_short_way_has_the_values_and_derivatives_of_the_long_one(name):
 
 
 @names
-def test_vmap_has_the_results_of_each_call(name):
-    tensors, options = example(name)
-    function = functools.partial(OPS[name], **options)
-    pairs = {key: torch.stack([tensor, 2 * tensor]) for key, tensor in tensors.items()}
-    each = [function(**{key: pair[i] for key, pair in pairs.items()}) for i in range(2)]
-    together = torch.func.vmap(lambda tensors: function(**tensors))(pairs)
-    torch.testing.assert_close(together, torch.stack(each))
-
-
-@names
 @pytest.mark.parametrize('context', [torch.no_grad, torch.enable_grad])
 def test_no_derivative_in_forward_mode_is_left_out_silently(name, context):
     tensors, options = example(name)

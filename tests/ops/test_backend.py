@@ -22,7 +22,7 @@ from mmlaplace.ops import (
     precision,
     use_backend,
 )
-from mmlaplace.ops.backend import default_backend, only_native, with_current_backend
+from mmlaplace.ops.backend import default_backend, with_current_backend
 from mmlaplace.ops.laplacian_kernel import laplacian_kernel_reference
 
 Q, K = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 3, 4)
@@ -166,17 +166,6 @@ def test_ops_without_a_backend_have_that_of_the_context():
     assert current_backend() == 'auto'
 
 
-def test_of_a_graph_for_a_runtime_certain_ops_alone_are_native():
-    with only_native(['laplacian_kernel']):
-        assert (current_backend(), chosen()) == ('reference', 'native')
-        with only_native(['cholesky_inverse']), use_backend('auto'):
-            assert (current_backend(), chosen()) == ('auto', 'native')
-        assert chosen('reference') == 'reference'
-    with only_native(['cholesky_inverse']):
-        assert chosen() == 'reference'
-    assert (current_backend(), chosen()) == ('auto', 'native')
-
-
 def test_the_environment_is_read_and_another_name_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="one of .*'reference'.*, got 'cuda'"), use_backend('cuda'):
         pass
@@ -235,11 +224,10 @@ def test_graphs_are_compiled_again_for_another_backend():
 
 @needs_torch(2, 5)  # which has strict
 @pytest.mark.slow
-@pytest.mark.parametrize('strict', [False, True])
-def test_an_exported_graph_has_the_backend_of_its_export(strict):
+def test_an_exported_graph_has_the_backend_of_its_export():
     for backend in ('auto', 'reference'):
         with use_backend(backend):
-            graph = torch.export.export(Kernel(), (Q, K), strict=strict).graph_module
+            graph = torch.export.export(Kernel(), (Q, K), strict=False).graph_module
         assert ('mmlaplace' in graph.code) == (backend == 'auto')
 
 

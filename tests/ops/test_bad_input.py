@@ -33,7 +33,6 @@ KERNELS = [
     (dict(bandwidth=0.0), ValueError, 'got 0.0'),
     (dict(bandwidth=float('inf')), ValueError, 'got inf'),
     (dict(bandwidth='4'), TypeError, "got '4' of type str"),
-    (dict(bandwidth=True), TypeError, 'got True of type bool'),
     (dict(bandwidth=torch.tensor(4)), TypeError, 'bandwidth .*got torch.int64'),
     (dict(bandwidth=torch.ones(3)), ValueError, r'\(1, 2, 1, 1\), got shape \(3,\)'),
     (dict(backend='triton'), ValueError, "got 'triton'"),
@@ -42,7 +41,6 @@ INVERSES = [
     (dict(mat=torch.ones(2, 3, 4)), ValueError, r'\(2, 3, 4\)'),
     (dict(mat=torch.ones(2, 0, 0)), ValueError, r'\(2, 0, 0\)'),
     (dict(ridge=-0.5), ValueError, 'got -0.5'),
-    (dict(ridge=float('inf')), ValueError, 'got inf'),
 ]
 NEWTON = [
     (dict(num_iters=0), ValueError, 'num_iters.*got 0'),
@@ -53,20 +51,16 @@ NEWTON = [
 RESIDUAL = [
     *INVERSES,
     (dict(inverse=EYE[:2]), ValueError, r'inverse .*\(3, 3\), got \(2, 3\)'),
-    (dict(inverse=EYE.int()), TypeError, 'inverse .*got torch.int32'),
 ]
 ROTARY = [
     (dict(rotary_form='whole'), ValueError, "'half', 'pairs'.*got 'whole'"),
     (dict(rotary=TABLE[:, 0]), ValueError, r'\(2, pairs, 6\) on cpu, got \(2, 6\)'),
-    (dict(rotary=TABLE[..., :5]), ValueError, r'got \(2, 1, 5\)'),
-    (dict(rotary=TABLE.to('meta')), ValueError, 'on cpu, got.* on meta'),
     (dict(rotary=torch.ones(2, 3, 6)), ValueError, '4 channels have no 3 pairs'),
 ]
 ATTENTION = [
     (dict(kernel='cauchy'), ValueError, "'laplacian', 'gaussian'.*got 'cauchy'"),
     (dict(v=[1.0]), TypeError, 'v .*list'),
     (dict(v=Q[:, :, :5]), ValueError, r'v .*got \(1, 2, 5, 4\)'),
-    (dict(v=Q.to('meta')), ValueError, 'v .* on cpu, got .* on meta'),
     (dict(landmarks=ONE), ValueError, r"landmarks .*\(1, 2, 'm', 4\).*got \(1,\)"),
     (dict(inverse=Q), ValueError, r'inverse .*\(1, 2, 3, 3\).*got \(1, 2, 6, 4\)'),
     (dict(scale=2.0), TypeError, 'scale .*got float'),
@@ -77,13 +71,11 @@ ATTENTION = [
     (dict(whitening_eps=0.0), ValueError, 'whitening_eps .*got 0.0'),
 ]
 POOLING = [
-    (dict(k=Q.int()), TypeError, 'k .*got torch.int32'),
     (dict(k=Q[0]), ValueError, r'\(2, 3\), got \(2, 6, 4\)'),
     (dict(hw_shape=(2, 4)), ValueError, r'8, d\) for hw_shape \(2, 4\), got \(1, 2, 6, 4\)'),
     (dict(hw_shape=(-2, -3)), ValueError, r'hw_shape .*got \(-2, -3\)'),
     (dict(cells=None), ValueError, r'cells \(None\) and ratio \(None\)'),
     (dict(ratio=2), ValueError, r'cells \(\(1, 2\)\) and ratio \(2\)'),
-    (dict(cells=(0, 2)), ValueError, r'cells \(\(0, 2\)\)'),
     (dict(cells=None, ratio=0), ValueError, r'ratio \(0\)'),
 ]
 LINEAR = [
@@ -91,7 +83,6 @@ LINEAR = [
     (dict(v=[1.0]), TypeError, 'v .*list'),
     (dict(k=Q[..., :3]), ValueError, r'k must be \(1, 2, 6, 4\).*got \(1, 2, 6, 3\)'),
     (dict(v=Q[:, :, :5]), ValueError, r'v must be \(1, 2, 6, 4\).*got \(1, 2, 5, 4\)'),
-    (dict(v=Q.to('meta')), ValueError, 'v .* on cpu .* on meta'),
     (dict(numerator=(Q, Q[:, :1])), ValueError, r'numerator\[1\] .*got \(1, 1, 6, 4\)'),
     (dict(numerator=(Q, None)), ValueError, 'both of its tensors, got one'),
     (dict(eps=-1.0), ValueError, 'eps .*got -1.0'),

@@ -67,10 +67,13 @@ def test_empty_inputs(name, backend, device):
     for place in (none, (slice(None), none)):  # no images, or no heads
         empty = {key: tensor[place] for key, tensor in tensors.items()}
         assert results(function, empty, whole[place])[0].shape == whole[place].shape
-    for key in 'qk' if name in KERNELS else ():
-        empty = dict(tensors, **{key: tensors[key][:, :, :0]})
-        out, *grads = results(function, empty, function(**empty))
+    no_tokens = {key: tensor[:, :, :0] for key, tensor in tensors.items()}
+    if name in KERNELS or name == 'linear_attention':  # no queries, and no keys
+        queries = {key: no_tokens[key] for key in tensors if key in ('q', 'top_q')}
+        out, *grads = results(function, {**tensors, **queries}, whole[:, :, :0])
         assert out.numel() == 0 and not any(grad.any() for grad in grads)
+        keys = {key: tensor for key, tensor in no_tokens.items() if key not in queries}
+        assert function(**{**tensors, **keys}).isnan().all()  # a mean of nothing
 
 
 @names

@@ -30,17 +30,14 @@ SASS = f"""
         /*0530*/                   VIADD R5, R5, 0xffffffff ; /* 0xffffffff05057836 */
                                                             /* 0x000fe20000000000 */
         /*0570*/                   ISETP.NE.AND P0, PT, R5, RZ, PT ; /* 0x000000ff0500720c */
-        /*0580*/                   STG.E desc[UR8][R2.64], RZ ; /* 0x000000ff02007986 */
         /*05a0*/               @P0 BRA 0x530 ; /* 0xfffffffc00e00947 */
         /*0610*/                   IMAD.MOV.U32 R2, RZ, RZ, R10 ; /* 0x000000ffff027224 */
-        /*0650*/                   LDG.E R9, desc[UR8][R2.64] ; /* 0x0000000802097981 */
         /*06a0*/                   ISETP.LE.AND P0, PT, R0, UR4, PT ; /* 0x0000000400007c0c */
         /*06d0*/                   FADD R6, -R6, R9 ; /* 0x0000000906067221 */
         /*06f0*/                   FADD R6, |R6|, R7 ; /* 0x0000000706067221 */
         /*0700*/                   FADD R11, -R8, R11 ; /* 0x0000000b080b7221 */
         /*0720*/                   FADD R7, R6, |R11| ; /* 0x4000000b06077221 */
         /*0730*/              @!P0 BRA 0x610 ; /* 0xfffffffc00b48947 */
-        /*0740*/                   S2R R5, SR_TID.X ; /* 0x0000000000057919 */
         /*0780*/                   EXIT ; /* 0x000000000000794d */
         /*0790*/                   BRA 0x790; /* 0xfffffffc00fc7947 */
 """
@@ -64,22 +61,19 @@ def test_a_kernel_is_read_from_the_three_reports(kernel):
     assert (kernel.shared, kernel.local, kernel.spills) == (0, 0, 0)
     assert kernel.main_loop[0].startswith('IMAD.MOV') and kernel.main_loop[-1] == 'BRA 0x610'
     counts = {'FADD': 4, 'FADD |x|': 2, 'ISETP': 1, 'FSETP': 0}
-    assert (len(kernel.main_loop), {name: kernel.count(name) for name in counts}) == (8, counts)
+    assert {name: kernel.count(name) for name in counts} == counts
     assert tool.find_problems([kernel], (LIMIT,)) == []
     row = tool.describe(kernel, (LIMIT,)).split()[:12]
-    assert row == ['16', '128', '0', '16', '64', '0', '4', '0', '0', '0', '0', '4.00']
+    assert row == ['16', '128', '0', '16', '64', '0', '4', '0', '0', '0', '0', '3.50']
     with pytest.raises(ValueError, match=f'no code of {NAME}'):
         tool.read_report(RESOURCES, ELF, 'code for sm_90\n', 'sm_90')
 
 
 @pytest.mark.parametrize(('change', 'problem'), [
     (dict(spills=3), '3 instructions for local memory'),
-    (dict(local=24), '24 bytes of it'),
     (dict(registers=40), 'room for 12 blocks of 128 threads, with 40 registers'),
-    (dict(threads=0), 'room for 0 blocks'),
     (dict(main_loop=['FADD R1, R1, R2'] * 4), r'0\.00 FADD \|x\| for each difference'),
     (dict(opcodes={'FADD': 4, 'HMMA': 12}), r'12 HMMA; wanted: 0'),
-    (dict(architecture='sm_80', registers=64, shared=60000), 'room for 2 blocks'),
     (dict(main_loop=['FSEL R1, R1, -R1, P1'] * 10), r'5\.00 instructions .*; wanted: at most 4\.5'),
     (dict(name='another'), f'no kernel is named {NAME}'),
 ])  # fmt: skip

@@ -13,7 +13,6 @@ from mmlaplace.ops import (
     inverse_residual,
     laplacian_kernel,
     newton_schulz_inverse,
-    use_backend,
 )
 from mmlaplace.ops._inverse import most_rows
 from mmlaplace.ops.newton_start_scale import newton_start_scale
@@ -48,12 +47,20 @@ def inverse(request, backend, device):
     return invert
 
 
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize('size', [1, 2, 7, 49, 97, 128, 200, 257])
-def test_inverts(inverse, size):
-    mat = kernel_matrix(size)
+def test_inverts(inverse, size, dtype):
+    mat, ridge = kernel_matrix(size, dtype=dtype), 1e-2
     identity = torch.eye(size, dtype=torch.float64)
-    product = inverse(mat, 1e-2) @ (mat + 1e-2 * identity)
-    torch.testing.assert_close(product, identity.expand_as(product), atol=1e-10, rtol=0)
+    eigenvalues, vectors = torch.linalg.eigh(mat.double() + ridge * identity)
+    assert eigenvalues.min() > ridge / 2  # though halves have rounded it
+    out = inverse(mat, ridge)
+    assert out.dtype == dtype
+    truth = vectors / eigenvalues.unsqueeze(-2) @ vectors.mT
+    wide = torch.finfo(dtype if dtype == torch.float64 else torch.float32).eps
+    allowed = wide * (size + eigenvalues.max() / eigenvalues.min())
+    allowed += torch.finfo(dtype).eps if dtype.itemsize == 2 else 0
+    assert (out.double() - truth).abs().max() <= allowed * truth.abs().max()
 
 
 @ON_X86
@@ -149,13 +156,6 @@ def test_cholesky_inverts_the_mean_of_both_triangles(backend):
     torch.testing.assert_close(product, torch.eye(9, dtype=torch.float64).expand_as(product))
 
 
-def test_the_reference_calls_no_compiled_op_in_its_backward_either():
-    mat = torch.eye(5, requires_grad=True)
-    with use_backend('reference'), Called() as called:
-        newton_schulz_inverse(mat, num_iters=20).sum().backward()
-    assert called.namespaces == {'aten'}
-
-
 # Of landmarks: apart, near, all but equal, and equal. The last two have singular matrices.
 SPREADS = [0.5, 0.05, 1e-4, 0.0]
 
@@ -213,24 +213,6 @@ def test_matrices_near_the_identity_have_their_inverse(size, per_batch, backend)
         truth = torch.linalg.inv(mats.double())
         # Rounding in fp32 of products of 257.
         torch.testing.assert_close(inverse.double(), truth, atol=1e-5, rtol=0)
-
-
-@both
-def test_where_the_authors_start_works_it_is_kept(per_batch):
-    mat = torch.stack([gaussian_matrix(49, spread, 3) for spread in (1.0, 0.8, *SPREADS)])
-
-    def largest(values):
-        return values.amax() if per_batch else values.amax(-1)[..., None, None]
-
-    scale = 2.0 / largest(mat.sum(-1)).square()  # the authors' lines
-    for _ in range(10):
-        norm = largest((torch.eye(49) - scale * mat @ mat).abs().sum(-2))
-        scale = torch.where(norm > 1.01, scale / 2, scale)
-    # Not even a quarter of 1e-3 away from 2, where a step leads to 0.
-    works = scale * torch.linalg.matrix_norm(mat, 2)[..., None, None].square() < 1.99
-    found = of_soft(mat, per_batch=per_batch)[..., None, None]
-    assert works.all()
-    torch.testing.assert_close(found, scale.expand_as(found), rtol=1e-12, atol=0)
 
 
 @backends

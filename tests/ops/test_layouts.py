@@ -5,13 +5,11 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import NO_GPU
 from test_contracts import KERNELS, OPS, READS_HALVES, example
 
 from mmlaplace import ops
 from mmlaplace.models.layers import pola_streams, signed_powers
 from mmlaplace.ops import _native
-from mmlaplace.ops import signed_powers as native_powers
 from mmlaplace.ops.gelu_ffn import gelu_ffn, has_onednn, onednn_linear
 from mmlaplace.ops.newton_start_scale import newton_start_scale
 
@@ -101,26 +99,6 @@ def test_start_scales_and_residuals(backend, device):
     assert_any_layout(functools.partial(ops.inverse_residual, ridge=0.1), tensors)
 
 
-# The compiled gradients, as graphs call them, of one output and its inputs.
-@pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=NO_GPU)])
-@pytest.mark.parametrize('name', [*KERNELS, 'pooled_landmarks'])
-def test_fused_gradients(name, device):
-    backward = getattr(torch.ops.mmlaplace, f'_{name}_backward')
-    shape = (2, 3, 7, 5)
-    shapes = dict(grad=(2, 3, 7, 4), q=shape, k=(2, 3, 4, 5), out=(2, 3, 7, 4))
-    constants = dict(bandwidth=2.0)
-    if name == 'pooled_landmarks':
-        shapes = dict(grad=(2, 3, 2, 4), k=(2, 3, 6, 4), rotary=(2, 2, 6))
-        constants = dict(form='half', height=2, width=3, rows=1, columns=2, ratio=None)
-    tensors = {key: tensor.to(device) for key, tensor in randoms(**shapes).items()}
-
-    def call(**tensors):
-        with torch.no_grad():
-            return backward(*tensors.values(), *constants.values())
-
-    assert_any_layout(call, tensors)
-
-
 def powers():
     """Arguments of PolaFormer's features, all positive."""
     heads = {name: 0.8 + torch.rand(3, 1, 5) for name in ('power', 'scale')}
@@ -133,12 +111,6 @@ def test_fused_powers_and_streams():
     sums, means = torch.rand(2, 3, 10, 5), torch.rand(2, 3, 10, 2)
     streams = functools.partial(pola_streams, eps=1e-6)
     assert_any_layout(streams, dict(q=q, power=power, scale=scale, sums=sums, means=means))
-
-    def gradients(grad, **tensors):
-        with torch.no_grad():
-            return native_powers.signed_powers_backward(grad, *tensors.values())
-
-    assert_any_layout(gradients, dict(grad=torch.randn(2, 3, 9, 10), **powers()))
 
 
 FFN = dict(first=(8, 6), first_bias=(8,), second=(4, 8), second_bias=(4,))

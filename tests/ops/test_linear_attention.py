@@ -113,14 +113,6 @@ def test_a_query_without_a_key_gives_zero_and_no_nan(op, device):
     assert not found[0].any() and all(tensor.isfinite().all() for tensor in found)
 
 
-def test_no_queries_and_no_keys(op, device):
-    none, some = torch.rand(2, 1, 2, 0, 4, device=device).unbind()[0], torch.rand(1, 2, 5, 4)
-    some = some.to(device)
-    out, *grads = results(op, (none, some, some), none)
-    assert out.shape == none.shape and not any(grad.any() for grad in grads)
-    assert op(some, none, none).isnan().all()  # a mean of nothing
-
-
 def test_numbers_of_several_dtypes_are_mixed_as_in_products(op, device):
     q, k = torch.rand(2, 1, 2, 9, 4, device=device).unbind()
     v = torch.rand(1, 2, 9, 3, device=device).bfloat16()

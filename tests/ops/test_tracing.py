@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import NO_GPU, needs_torch
+from op_results import results
 
 from mmlaplace import ops
 from mmlaplace.ops import _native
@@ -131,11 +132,10 @@ def test_compile_in_one_graph_for_any_size(backend, device, dynamic):
         q, k = points(2, 3, tokens, 8, device=device), points(2, 3, 5, 8, device=device)
         with ops.use_backend(backend):
             expected, result = function(q, k), compiled(q, k)
-        torch.testing.assert_close(result, expected)
         inputs = (q, k, bandwidth)
         grads, truth = (torch.autograd.grad(x.square().sum(), inputs) for x in (result, expected))
         # The same kernels; the products between them may be summed in another order.
-        torch.testing.assert_close(grads, truth, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close((result, *grads), (expected, *truth), rtol=1e-4, atol=1e-4)
 
 
 @needs_compile
@@ -159,27 +159,21 @@ def test_jit_trace_keeps_the_ops():
     torch.testing.assert_close(traced(2 * q, 2 * k), all_ops(2 * q, 2 * k))
 
 
-@needs_compile
-def test_export_keeps_the_ops():
-    q, k = points(2, 3, 12, 8, requires_grad=False), points(2, 3, 5, 8, requires_grad=False)
-    tokens = torch.export.Dim('tokens', min=2, max=4096)
-    program = torch.export.export(AllOps(), (q, k), dynamic_shapes=({2: tokens}, None))
-    code = program.graph_module.print_readable(print_output=False)
-    assert all(f'mmlaplace.{name}.default' in code for name in ARGUMENTS)
-    longer = points(2, 3, 40, 8, requires_grad=False)
-    torch.testing.assert_close(program.module()(longer, k), all_ops(longer, k))
-
-
 @needs_torch(2, 6)
 @pytest.mark.parametrize('backend', ['auto', 'reference'])
-def test_an_exported_graph_has_the_gradients_of_the_ops(backend):
+def test_an_exported_graph_keeps_the_ops_and_their_gradients(backend):
     q, k = points(2, 3, 12, 8, requires_grad=False), points(2, 3, 5, 8, requires_grad=False)
+    tokens = torch.export.Dim('tokens', min=2, max=4096)
     with ops.use_backend(backend):
-        exported = torch.export.export(AllOps(), (q, k)).module()
-        inputs = q.requires_grad_(), k.requires_grad_()  # they did not when the graph was made
-        grads, truth = (torch.autograd.grad(f(*inputs).square().sum(), inputs)
-                        for f in (exported, all_ops))  # fmt: skip
-    torch.testing.assert_close(grads, truth, rtol=1e-4, atol=1e-4)  # sums in another order
+        program = torch.export.export(AllOps(), (q, k), dynamic_shapes=({2: tokens}, None))
+        code = program.graph_module.print_readable(print_output=False)
+        kept = [name for name in ARGUMENTS if f'mmlaplace.{name}.default' in code]
+        assert kept == (list(ARGUMENTS) if backend == 'auto' else ['linear_attention'])
+        inputs = points(2, 3, 40, 8), k.requires_grad_()  # no gradients when the graph was made
+        found, expected = (
+            results(f, inputs, torch.ones_like(inputs[0])) for f in (program.module(), all_ops)
+        )
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)  # sums in another order
 
 
 # The other two read halves as such, and so have no rule of autocast.
