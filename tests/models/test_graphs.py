@@ -3,16 +3,9 @@
 import pytest
 import torch
 from called_ops import Called
-from conftest import calls_of
+from conftest import needs_torch
 from mmengine.registry import MODELS
 from test_backbones import BACKBONES, build, smallest
-
-from mmlaplace.ops import _native
-
-needs_compile = pytest.mark.skipif(
-    not hasattr(torch.amp, 'is_autocast_available'),
-    reason='before torch 2.4, torch.compile traces no context managers of libraries',
-)
 
 
 def cut_off(name, stages=None):
@@ -33,7 +26,7 @@ OF_FAMILY = dict(
 )
 
 
-@needs_compile
+@needs_torch(2, 4)  # since then torch.compile traces context managers of libraries
 @pytest.mark.slow
 @pytest.mark.parametrize(('name', 'backend', 'stages'), [
     # This one traces the backward too, without a minute of compiling.
@@ -61,16 +54,7 @@ def test_trains_in_one_graph(name, backend, stages):
         torch.testing.assert_close(a, b, atol=2e-3 * b.abs().max().item() + 1e-4 * largest, rtol=0)
 
 
-@needs_compile
-def test_a_gate_beside_two_inner_models_is_in_the_graph_too():
-    torch._dynamo.reset()
-    sizes = dict(embed_dims=16, num_heads=2, input_resolution=(5, 7))
-    attention = MODELS.build(dict(type='TTTAttention', gate=True, **sizes)).eval()
-    compiled, x = torch.compile(attention, backend='eager', fullgraph=True), torch.randn(1, 35, 16)
-    torch.testing.assert_close(compiled(x, (5, 7)), attention(x, (5, 7)))
-
-
-@pytest.mark.skipif(not hasattr(torch.compiler, 'is_exporting'), reason='torch < 2.7')
+@needs_torch(2, 7)
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize('name', OF_FAMILY)
 def test_one_graph_for_all_sizes_has_the_ops_of_the_eager_model(name):
@@ -126,14 +110,3 @@ def test_a_forward_reads_no_value(name):
     with torch.no_grad(), Called() as called:
         backbone(images)
     assert called.reads == []
-
-
-@pytest.mark.skipif(_native.WHY_MISSING is not None, reason='the compiled library is missing')
-@pytest.mark.parametrize(('name', 'arch', 'calls'), [
-    ('PVTv2', 'b0', 300), ('LaplacianFormer', 'tiny', 400),
-])  # fmt: skip
-def test_a_forward_meets_few_functions_of_ours(name, arch, calls):
-    model, images = build(name, arch, img_size=224).eval(), torch.randn(1, 3, 224, 224)
-    with torch.inference_mode():
-        model(images)  # tables of positions are kept from now on
-        assert len(calls_of(lambda: model(images))) <= calls

@@ -78,19 +78,6 @@ def test_a_hybrid_keeps_changed_options_of_softmax():
     assert [(b.attn.window_size, b.attn.shifted) for b in blocks] == [(4, False), (4, True)]
 
 
-@pytest.mark.parametrize('per_block, said', [
-    ([None], 'per_block must have one entry for each of the 3 blocks .* got 1'),
-    (dict(type='AgentAttention'), 'per_block must be a list .* got {'),
-    ([dict(type='LinearAttention'), None, None], 'the class token needs an attention that takes'),
-    ([dict(power=2), None, None], "SoftmaxAttention has no option 'power'"),
-])  # fmt: skip
-def test_a_wrong_list_of_blocks_is_quoted(per_block, said):
-    with pytest.raises((TypeError, ValueError), match=said):
-        build(dict(HOSTS['DeiT'], attn_cfg=dict(per_block=per_block)))
-    with pytest.raises(ValueError, match='per_block=.* no effect in the attn_cfg of a Window'):
-        build(dict(HOSTS['Swin'], attn_cfg=dict(attn_cfg=dict(per_block=[None]))))
-
-
 HARMS = dict(zip('abcd', (0.4, 0.1, 0.02, 0.08)))
 COSTS = dict(
     whole=dict(softmax=20.0, linear=13.5),
@@ -132,25 +119,6 @@ def test_a_plan_meets_the_budget_as_measured_too(factor, linear):
     with pytest.raises(ValueError, match='budget 0.81 .* time, 3 of 4, .* is 0.910'):
         linearizing.choose_measured(HARMS, COSTS, lambda keep: 1.4 * measure(keep) / factor,
                                     budget=0.81)  # fmt: skip
-
-
-@pytest.mark.parametrize('options, said', [
-    (dict(budget=0.6), 'budget 0.6 cannot be met .* smallest .* is 0.650, with 3 of 4 blocks'),
-    (dict(budget=1), 'the softmax model itself meets the budget 1'),
-    (dict(budget=1.5), 'above 0 and at most 1.* got 1.5'),
-    (dict(keep=4), 'must be from 1 to 3, as 4 blocks with softmax can become linear, got 4'),
-    (dict(), 'give either keep or budget'),
-])  # fmt: skip
-def test_a_plan_that_cannot_be_made_is_one_sentence(options, said):
-    with pytest.raises(ValueError, match=said):
-        linearizing.choose(HARMS, COSTS, **options)
-
-
-def test_unknown_blocks_and_all_of_them_are_refused():
-    with pytest.raises(ValueError, match='no block 4, -1; the blocks with softmax are 0 to 3'):
-        linearizing.softmax_blocks('abcd', [4, 1, -1])
-    with pytest.raises(ValueError, match='all 4 blocks with softmax are kept'):
-        linearizing.softmax_blocks('abcd', range(4))
 
 
 def images(count=hybrids.LEARN + hybrids.MEASURE, size=64):

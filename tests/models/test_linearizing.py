@@ -1,6 +1,7 @@
 """Another attention takes the place of softmax: weights are kept, and it learns the old maps."""
 
 import copy
+import functools
 import itertools
 import json
 import re
@@ -14,8 +15,8 @@ from mmengine.config import Config
 from mmengine.dataset import InfiniteSampler
 from mmengine.registry import MODELS
 from processes import run
-from test_hybrids import HOSTS, build
-from test_linearizing_options import labelled, tasks, unlabelled
+from test_hybrids import COSTS, HARMS, HOSTS, build
+from test_linearizing_options import labelled, planned, tasks, unlabelled
 from torch.utils.data import DataLoader
 
 from mmlaplace import linearizing
@@ -64,17 +65,51 @@ def test_stages_without_softmax_and_windows_stay_as_they_are():
     assert new == [dict(num_landmarks=16)] * 3 + [dict(type='LinearAttention')]
 
 
-def test_what_cannot_be_replaced_is_refused():
-    vit, linear = HOSTS['SigLIP'], dict(HOSTS['SigLIP'], attn_cfg=dict(type='LinearAttention'))
-    mixed = dict(vit, attn_cfg=dict(type='LinearAttention', first_blocks=1))
-    for cfg, name, said in (
-        (linear, 'PolaAttention', 'no SoftmaxAttention to replace, only LinearAttention'),
-        (mixed, 'PolaAttention', 'softmax in 2 of its 3 blocks'),
-        (vit, 'FlatAttention', "type='FlatAttention', which is not registered"),
-        (vit, 'SoftmaxAttention', 'has softmax itself'),
-    ):
-        with pytest.raises(ValueError, match=said):
-            linearizing.linear_config(cfg, build(cfg), name)
+def per_block(*blocks):
+    build(dict(HOSTS['DeiT'], attn_cfg=dict(per_block=[*blocks])))
+
+
+def linear_config(attention, **options):
+    cfg = dict(HOSTS['SigLIP'], **options)
+    linearizing.linear_config(cfg, build(cfg), attention)
+
+
+LINEAR = dict(type='LinearAttention')
+CHOOSE = functools.partial(linearizing.choose, HARMS, COSTS)
+KEEP = functools.partial(linearizing.softmax_blocks, 'abcd')
+
+
+@pytest.mark.parametrize(('call', 'said'), [
+    (lambda: per_block(None), 'one entry for each of the 3 blocks .* got 1'),
+    (lambda: build(dict(HOSTS['DeiT'], attn_cfg=dict(per_block=LINEAR))), 'a list .* got {'),
+    (lambda: per_block(LINEAR, None, None), 'the class token needs an attention that takes'),
+    (lambda: per_block(dict(power=2), None, None), "SoftmaxAttention has no option 'power'"),
+    (lambda: build(dict(HOSTS['Swin'], attn_cfg=dict(attn_cfg=dict(per_block=[None])))),
+     'per_block=.* no effect in the attn_cfg of a Window'),
+    (lambda: linear_config('PolaAttention', attn_cfg=LINEAR),
+     'no SoftmaxAttention to replace, only LinearAttention'),
+    (lambda: linear_config('PolaAttention', attn_cfg=dict(LINEAR, first_blocks=1)),
+     'softmax in 2 of its 3 blocks'),
+    (lambda: linear_config('FlatAttention'), "type='FlatAttention', which is not registered"),
+    (lambda: linear_config('SoftmaxAttention'), 'has softmax itself'),
+    (lambda: planned(HOSTS['Swin'], ['WindowAttention:1']), 'WindowAttention has softmax itself'),
+    (lambda: planned(HOSTS['DeiT'], ['AgentAttention:0-3']), 'no block 3; the .* are 0 to 2'),
+    (lambda: planned(HOSTS['DeiT'], ['AgentAttention:0-1', 'InLineAttention:1']),
+     r"'InLineAttention:1' has the blocks \[1\] of"),
+    (lambda: planned(HOSTS['DeiT'], ['AgentAttention:0,x']),
+     "'AgentAttention:0,x' must be a name, or a name and blocks such as"),
+    (lambda: planned(HOSTS['DeiT'], ['AgentAttention', 'InLineAttention']), 'gets no block'),
+    (lambda: KEEP([4, 1, -1]), 'no block 4, -1; the blocks with softmax are 0 to 3'),
+    (lambda: KEEP(range(4)), 'all 4 blocks with softmax are kept'),
+    (lambda: CHOOSE(budget=0.6), 'budget 0.6 cannot .* smallest .* is 0.650, with 3 of 4 blocks'),
+    (lambda: CHOOSE(budget=1), 'the softmax model itself meets the budget 1'),
+    (lambda: CHOOSE(budget=1.5), 'above 0 and at most 1.* got 1.5'),
+    (lambda: CHOOSE(keep=4), 'from 1 to 3, as 4 blocks with softmax can become linear, got 4'),
+    (CHOOSE, 'give either keep or budget'),
+])  # fmt: skip
+def test_what_cannot_be_linearized_is_quoted(call, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        call()
 
 
 @pytest.mark.parametrize(('host', 'loss', 'steps', 'alone', 'among'), [

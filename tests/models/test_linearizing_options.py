@@ -50,19 +50,6 @@ def test_softmax_in_windows_keeps_its_weights():
     torch.testing.assert_close(new(images()[0])[0], old(images()[0])[0])
 
 
-@pytest.mark.parametrize('plan, said', [
-    (['AgentAttention:0-3'], 'no block 3; the blocks with softmax are 0 to 2'),
-    (['AgentAttention:0-1', 'InLineAttention:1'], r"'InLineAttention:1' has the blocks \[1\] of"),
-    (['AgentAttention:0,x'], "'AgentAttention:0,x' must be a name, or a name and blocks such as"),
-    (['AgentAttention', 'InLineAttention'], "'InLineAttention' gets no block"),
-    (['WindowAttention:1'], 'WindowAttention has softmax itself'),
-])  # fmt: skip
-def test_a_plan_that_fits_no_blocks_is_quoted(plan, said):
-    host = HOSTS['Swin'] if plan == ['WindowAttention:1'] else HOSTS['DeiT']
-    with pytest.raises(ValueError, match=said):
-        planned(host, plan)
-
-
 class Task(BaseModel):
     """A classifier with a loss, as the toolboxes have it."""
 
