@@ -5,11 +5,10 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from test_contracts import KERNELS, OPS, READS_HALVES, example
+from test_contracts import KERNELS, OPS, example
 
 from mmlaplace import ops
 from mmlaplace.models.layers import pola_streams, signed_powers
-from mmlaplace.ops import _native
 from mmlaplace.ops.gelu_ffn import gelu_ffn, has_onednn, onednn_linear
 from mmlaplace.ops.newton_start_scale import newton_start_scale
 
@@ -151,13 +150,3 @@ def test_graphs_expect_the_strides_that_fused_ops_give():
     ):
         op = getattr(torch.ops.mmlaplace, name).default
         torch.library.opcheck(op, arguments, test_utils='test_faketensor')
-
-
-@pytest.mark.skipif(_native.WHY_MISSING is not None, reason='the compiled library is missing')
-def test_all_ops_that_exist_are_tested_here():
-    tested = {
-        *OPS, *(f'_{name}_backward' for name in (*KERNELS, *READS_HALVES)),
-        '_newton_start_scale', '_signed_powers', '_signed_powers_backward', '_pola_streams',
-        '_landmark_attention',  # for GPUs alone
-    }  # fmt: skip
-    assert set(_native.AVAILABLE) == tested

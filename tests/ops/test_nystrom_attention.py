@@ -19,8 +19,6 @@ CASES = {
     'odd': (2, 2, 97, 97, 25, 18, 'laplacian', 1e-5, 'pairs'),
     'three-parts': (1, 1, 1100, 1100, 49, 32, 'laplacian', 1e-5, 'half'),
     'parts-of-queries-alone': (1, 1, 1300, 300, 64, 48, 'gaussian', 1e-3, None),
-    'parts-unwhitened': (1, 1, 1100, 1100, 9, 5, 'gaussian', None, 'pairs'),
-    'whole-tile': (1, 2, 128, 130, 100, 64, 'laplacian', None, None),
     'one-landmark': (2, 1, 33, 200, 1, 20, 'gaussian', 1e-5, None),
     'many-landmarks': (1, 2, 300, 300, 100, 64, 'laplacian', 1e-5, 'half'),
 }

@@ -16,7 +16,6 @@ CASES = {
     'wide-rows': (2, 1, 5, 300, 18, 4, 'pairs'),
     'more-cells-than-rows': (1, 1, 3, 9, 8, (7, 7), 'half'),
     'short-last-cells': (1, 2, 13, 17, 48, 8, 'half'),
-    'ratio-beyond-the-map': (1, 1, 5, 5, 64, 8, None),
     'tile-and-two': (1, 2, 3, 130, 33, (2, 3), 'pairs'),
 }
 

@@ -174,15 +174,3 @@ def test_an_exported_graph_keeps_the_ops_and_their_gradients(backend):
             results(f, inputs, torch.ones_like(inputs[0])) for f in (program.module(), all_ops)
         )
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)  # sums in another order
-
-
-# The other two read halves as such, and so have no rule of autocast.
-@pytest.mark.parametrize('device', DEVICES)
-@pytest.mark.parametrize('name', ['laplacian_kernel', 'gaussian_kernel', 'newton_schulz_inverse'])
-def test_autocast_reaches_the_ops_themselves(name, device):
-    arguments = ARGUMENTS[name](device=device, dtype=torch.bfloat16)
-    with torch.autocast(device, dtype=torch.bfloat16):
-        out = getattr(torch.ops.mmlaplace, name)(*arguments)
-    assert out.dtype == torch.float32
-    out.sum().backward()
-    assert arguments[0].grad.dtype == torch.bfloat16
