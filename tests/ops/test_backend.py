@@ -1,4 +1,4 @@
-"""Who computes, by context and by environment, at once or after checks, and under which autocast."""
+"""Who computes, by context and environment, at once or after checks, and under which autocast."""
 
 import functools
 import importlib.util
