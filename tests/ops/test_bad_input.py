@@ -37,9 +37,7 @@ COMPILED = {
     '_laplacian_kernel_backward': dict(NEAR, grad=GRAD, out=GRAD),
     '_gaussian_kernel_backward': dict(NEAR, grad=GRAD, out=GRAD),
     'cholesky_inverse': SMALL,
-    'newton_schulz_inverse': dict(
-        mat=EYE.expand(4, 3, 3), num_iters=3, ridge=0.1, start_scale=torch.ones(4)
-    ),
+    'newton_schulz_inverse': dict(SMALL, num_iters=3, start_scale=None),
     '_newton_start_scale': dict(mat=EYE, factor=1.8, halve=True, per_batch=False),
     'nystrom_attention': ATTEND,
     '_nystrom_attention_backward': dict(
@@ -58,31 +56,34 @@ BAD = dict(
     bandwidth=[*NOT_POSITIVE, 1e-39], ridge=[-0.5, -1e-300, NAN, INF], num_iters=[0, -3, -HUGE],
     factor=NOT_POSITIVE, whitening_eps=NOT_POSITIVE, eps=[-1.0, NAN, INF], streams=[0, 3],
     features=['exp'], kernel=['cauchy', 'Laplacian'], rotary_form=['whole', ''],
-    rotary=[TABLE[:, 0], TABLE[..., :5], torch.ones(2, 3, 6)], height=[0, 3, HUGE], width=[0],
-    rows=[0, None], columns=[0, None], ratio=[2], hw_shape=[(2, 4), (-2, -3)],
-    cells=[None, (0, 2)], numerator=[(Q, Q[:, :1])], backend=['triton'],
+    rotary=[TABLE[:, 0], TABLE[..., :5]], height=[0, 3, HUGE], width=[0], rows=[0], columns=[0],
+    hw_shape=[(2, 4), (-2, -3)], cells=[None, (0, 2)],
 )  # fmt: skip
 HUGE_MAT = dict(mat=torch.eye(513))
 TOO_LARGE = {  # for a CPU, but maybe not for another device that meta stands for
     'cholesky_inverse': HUGE_MAT,
-    'newton_schulz_inverse': dict(HUGE_MAT, start_scale=None),
+    'newton_schulz_inverse': HUGE_MAT,
     '_newton_start_scale': HUGE_MAT,
     'pooled_landmarks': dict(rows=HUGE, columns=4),
     '_pooled_landmarks_backward': dict(rows=HUGE, columns=4),
 }
 NO_ROWS, OF_GAUSSIAN = dict(mat=torch.ones(2, 0, 0)), dict(kernel='gaussian', bandwidth=1e-20)
+MANY_PAIRS = dict(rotary=torch.ones(2, 3, 6))
 OF_POOLS = [
     dict(height=-2, width=-3), dict(height=HUGE, width=HUGE), dict(rows=-1, columns=-2),
     *(dict(rows=None, columns=None, ratio=ratio) for ratio in (None, 0, -1)),
+    dict(rows=None), dict(columns=None), dict(ratio=2), MANY_PAIRS,
 ]  # fmt: skip
 # What a compiled op refuses beside one bad value, and one tensor of another rank, size or dtype.
 OTHERS = {
     'laplacian_kernel': [dict(q=Q.int(), k=Q.int()), dict(q=Q[:0].int(), k=Q[:0].int())],
     'gaussian_kernel': [dict(bandwidth=1e-20)],
     'cholesky_inverse': [NO_ROWS],
-    'newton_schulz_inverse': [NO_ROWS],
-    'nystrom_attention': [OF_GAUSSIAN, dict(k=Q[:, :, :5], v=Q[:, :, :5])],
-    '_nystrom_attention_backward': [OF_GAUSSIAN, dict(whitening_eps=1.0)],
+    'newton_schulz_inverse': [
+        NO_ROWS, dict(start_scale=torch.ones(4)), dict(start_scale=torch.ones(()).int())
+    ],
+    'nystrom_attention': [OF_GAUSSIAN, MANY_PAIRS, dict(k=Q[:, :, :5], v=Q[:, :, :5])],
+    '_nystrom_attention_backward': [MANY_PAIRS, dict(whitening_eps=1.0), dict(grad=Q.int())],
     'pooled_landmarks': OF_POOLS,
     '_pooled_landmarks_backward': OF_POOLS,
     'linear_attention': [
@@ -95,46 +96,56 @@ compiled = pytest.mark.skipif(
 )
 
 
-def refused(name, arguments):
-    """Each bad value alone, and each tensor alone of another rank, dtype, size or device."""
+# What fits although it is changed.
+PUBLIC_FITS = {
+    'inverse_residual': [('mat', 'device'), ('inverse', 'device')],
+    'nystrom_attention': [('q', 'dtype'), ('k', 'dtype'), ('v', 'dtype'), ('scale', 'rank')],
+    'pooled_landmarks': [('k', 'size')],
+    'linear_attention': [('v', 'size')],
+}
+FITS = {
+    'pooled_landmarks': [('k', 'size')],
+    '_pooled_landmarks_backward': [('k', 'size')],
+    '_nystrom_attention_backward': [('grad', 'dtype')],  # quoted by its shape
+    'linear_attention': [('v', 'size')],
+    '_linear_attention_backward': [('v', 'size')],
+}
+
+
+def quotes(value):
+    """How messages write a value, or the shape of a tensor."""
+    if isinstance(value, torch.Tensor):
+        return [str([*value.shape]), str((*value.shape,))]
+    return [str(value), f'{value:g}' if isinstance(value, float) else str(value)]
+
+
+def refused(arguments, fits):
+    """Bad values, tensors of another rank, dtype, size or device, and how a message quotes them."""
     tensors = [key for key, value in arguments.items() if isinstance(value, torch.Tensor)]
     for key, value in arguments.items():
-        yield from ({key: bad} for bad in BAD.get(key, []))
-        if key in tensors and len(tensors) > 1:
-            yield {key: value.to('meta')}
+        for bad in BAD.get(key, []):
+            yield key, bad.to(value.device) if key in tensors else bad, quotes(bad)
         if key in tensors and key != 'rotary':
-            yield {key: value.int()}
-            if key != 'scale' or value.dim() == 2:  # the public one broadcasts
-                yield {key: value[0]}
-            if value.shape[-1] and (name, key) != ('pooled_landmarks', 'k'):
-                yield {key: value[..., :-1]}
+            changes = dict(rank=value[0], size=value[..., :-1], dtype=value.int())
+            for kind, bad in changes.items():
+                if (key, kind) not in fits and value.shape[-1]:
+                    yield key, bad, ['Int', 'int32'] if kind == 'dtype' else quotes(bad)
+        if key in tensors[: len(tensors) - 1] and (key, 'device') not in fits:
+            yield key, value.to('meta'), ['meta']
 
 
-def quotes(message, value):
-    """Whether a message has the value, or the shape, dtype or device of a tensor."""
-    if isinstance(value, tuple) and isinstance(value[0], torch.Tensor):
-        return quotes(message, value[1])
-    found = [str(value), f'{value:g}' if isinstance(value, float) else str(value)]
-    if isinstance(value, torch.Tensor):
-        found = [str([*value.shape]), str(tuple(value.shape)), str(value.dtype), str(value.device)]
-        found[-1] = 'meta' if value.is_meta else 'Int' if value.dtype == torch.int32 else found[0]
-    return any(text in message for text in found)
-
-
-def check_refusals(name, function, arguments, changes):
+def check_refusals(name, function, arguments, fits):
     function(**arguments)
-    for change in changes:
+    for key, bad, quotes in refused(arguments, fits):
         with pytest.raises((RuntimeError, ValueError, TypeError)) as error:
-            function(**dict(arguments, **change))
+            function(**{**arguments, key: bad})
         message = str(error.value)
-        assert name in message, change
-        assert any(quotes(message, value) for value in change.values()), message
+        assert name in message and any(quote in message for quote in quotes), (key, bad, message)
 
 
 @pytest.mark.parametrize('name', PUBLIC)
 def test_the_bad_value_is_quoted(name):
-    arguments = PUBLIC[name]
-    check_refusals(name, getattr(ops, name), arguments, refused(name, arguments))
+    check_refusals(name, getattr(ops, name), PUBLIC[name], PUBLIC_FITS.get(name, []))
 
 
 @pytest.mark.parametrize(('op', 'change', 'error', 'quoted'), [
@@ -172,20 +183,20 @@ def test_compiled_ops_refuse_and_quote_each_bad_value(name, device):
     """Those of a CPU by C++, and those of meta, which graphs are traced with, by Python."""
 
     def call(**arguments):
-        arguments = {
-            key: value.to(device) if device == 'meta' and torch.is_tensor(value) else value
-            for key, value in arguments.items()
-        }
         with torch.no_grad():
             return getattr(torch.ops.mmlaplace, name)(**arguments)
 
-    changes = [*refused(name.strip('_'), COMPILED[name]), *OTHERS.get(name, [])]
-    if device == 'cpu':
-        changes += [TOO_LARGE[name]] if name in TOO_LARGE else []
-    else:  # where all tensors are
-        changes = [c for c in changes if not any(getattr(v, 'is_meta', 0) for v in c.values())]
-    public = name.strip('_').removesuffix('_backward')
-    check_refusals(public, call, COMPILED[name], changes)
+    def placed(arguments):
+        return {k: v.to(device) if torch.is_tensor(v) else v for k, v in arguments.items()}
+
+    op = name.strip('_').removesuffix('_backward')
+    arguments = placed(COMPILED[name])
+    fits = [*FITS.get(name, []), *((key, 'device') for key in arguments if device == 'meta')]
+    check_refusals(op, call, arguments, fits)
+    too_large = [TOO_LARGE[name]] if device == 'cpu' and name in TOO_LARGE else []
+    for change in OTHERS.get(name, []) + too_large:
+        with pytest.raises((RuntimeError, ValueError, TypeError), match=op):
+            call(**dict(arguments, **placed(change)))
 
 
 @compiled
