@@ -135,25 +135,28 @@ def steps(graph):
     return {node.target for node in graph.graph.nodes if node.op == 'call_module'}
 
 
-@pytest.mark.parametrize('name', BACKBONES)
-def test_a_trace_without_arguments_can_be_pickled_and_gives_the_maps(name):
-    backbone = build(name).eval()
+class ByShape(BaseAttention):
+    """An attention of the user."""
+
+    def forward(self, x, hw_shape, mask=None):
+        return x.cumsum(1) / x.shape[1] if x.shape[1] > 30 else x.mean(1, keepdim=True) + x
+
+
+@pytest.mark.parametrize(('name', 'options'), [
+    *((name, {}) for name in BACKBONES),
+    ('SOFT', dict(out_type='cls_token', out_indices=-1)),
+    ('XCiTBackbone', dict(out_type='cls_token')),
+    ('XCiTBackbone', dict(arch='micro', pyramid_blocks=(0, 1, 2, 3))),
+    ('PVT', dict(out_indices=(1, 2), out_norms=True)),
+    ('PVT', dict(attn_cfg=dict(type=ByShape))),
+])  # fmt: skip
+def test_a_trace_without_arguments_can_be_pickled_and_gives_the_maps(name, options):
+    backbone = build(name, **options).eval()
     graph = pickle.loads(pickle.dumps(symbolic_trace(backbone)))
     check_graph(graph, backbone)
     places = re.compile(r'stages\.\d+\.blocks\.\d+\.attn')
     attentions = {name for name, _ in backbone.named_modules() if places.fullmatch(name)}
     assert attentions and attentions <= steps(graph)
-
-
-@pytest.mark.parametrize(('name', 'options'), [
-    ('SOFT', dict(out_type='cls_token', out_indices=-1)),
-    ('XCiTBackbone', dict(out_type='cls_token')),
-    ('XCiTBackbone', dict(arch='micro', pyramid_blocks=(0, 1, 2, 3))),
-    ('PVT', dict(out_indices=(1, 2), out_norms=True)),
-])  # fmt: skip
-def test_other_outputs_trace_too(name, options):
-    backbone = build(name, **options).eval()
-    check_graph(symbolic_trace(backbone), backbone)
 
 
 class TwoImages(nn.ModuleList):
@@ -197,12 +200,3 @@ def test_torchvision_extracts_the_features_of_blocks_and_attentions(name):
     expected = dict(zip(nodes, kept))
     features = extraction.create_feature_extractor(backbone, nodes)(images)
     torch.testing.assert_close(features, expected, **EXACT)
-
-
-def test_an_attention_of_the_user_is_a_step():
-    class ByShape(BaseAttention):
-        def forward(self, x, hw_shape, mask=None):
-            return x.cumsum(1) / x.shape[1] if x.shape[1] > 30 else x.mean(1, keepdim=True) + x
-
-    backbone = build('PVT', attn_cfg=dict(type=ByShape)).eval()
-    check_graph(symbolic_trace(backbone), backbone)

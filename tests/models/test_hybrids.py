@@ -1,5 +1,6 @@
 """Hybrids keep those softmax blocks that matter, by measured harms and costs."""
 
+import copy
 import json
 from unittest import mock
 
@@ -90,8 +91,7 @@ COSTS = dict(
 def test_a_plan_under_a_budget_meets_it(budget, linear):
     plan = linearizing.choose(HARMS, COSTS, budget=budget)
     assert plan.linear == list(linear) and set(plan.keep) == set('abcd') - set(linear)
-    time = COSTS['whole']['softmax'] - sum(COSTS['softmax'][p] - COSTS['linear'][p] for p in linear)
-    assert plan.time == pytest.approx(time / COSTS['whole']['softmax']) and plan.time <= budget
+    assert plan.time == pytest.approx(budget)
     assert plan.harm == pytest.approx(sum(HARMS[p] for p in linear))
     times, harms = zip(*plan.path)  # a Pareto front: d, which saves nothing, is not on it
     assert list(times) == sorted(times, reverse=True) and list(harms) == sorted(harms)
@@ -130,7 +130,7 @@ def images(count=hybrids.LEARN + hybrids.MEASURE, size=64):
 def test_the_harm_of_a_block_is_that_of_the_hybrid_and_falls_with_training(host):
     places = list(linearizing.softmax_places(build(HOSTS[host])))
     old, new, _ = pair(host)
-    before = {k: v.clone() for k, v in [*old.state_dict().items(), *new.state_dict().items()]}
+    before = copy.deepcopy((old.state_dict(), new.state_dict()))
     place, batches = places[1], images(size=112)
     harm, trained = (
         linearizing.harm_of(new, old, place, batches, steps, 3e-3) for steps in (0, 30)
@@ -140,8 +140,7 @@ def test_the_harm_of_a_block_is_that_of_the_hybrid_and_falls_with_training(host)
     with torch.no_grad():
         errors = [hybrids.maps_loss(hybrid(x), old(x)) for x in batches[-hybrids.MEASURE :]]
     assert harm == pytest.approx(sum(errors).item() / len(errors), rel=1e-4)  # other order of sums
-    after = dict([*old.state_dict().items(), *new.state_dict().items()])
-    assert all(torch.equal(after[k], v) for k, v in before.items())
+    torch.testing.assert_close((old.state_dict(), new.state_dict()), before, rtol=0, atol=0)
 
 
 def test_an_interrupted_search_goes_on_and_other_content_is_refused(tmp_path, monkeypatch):

@@ -91,7 +91,6 @@ KEEP = functools.partial(linearizing.softmax_blocks, 'abcd')
     (lambda: linear_config('PolaAttention', attn_cfg=dict(LINEAR, first_blocks=1)),
      'softmax in 2 of its 3 blocks'),
     (lambda: linear_config('FlatAttention'), "type='FlatAttention', which is not registered"),
-    (lambda: linear_config('SoftmaxAttention'), 'has softmax itself'),
     (lambda: planned(HOSTS['Swin'], ['WindowAttention:1']), 'WindowAttention has softmax itself'),
     (lambda: planned(HOSTS['DeiT'], ['AgentAttention:0-3']), 'no block 3; the .* are 0 to 2'),
     (lambda: planned(HOSTS['DeiT'], ['AgentAttention:0-1', 'InLineAttention:1']),

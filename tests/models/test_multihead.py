@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import ROOT, quiet_init, registered
 from mmengine.config import Config
-from mmengine.model import BaseModule
+from mmengine.model import BaseModule, Sequential
 from mmengine.registry import MODELS, DefaultScope
 from onnx_files import assert_alike, session, to_onnx
 from torch import nn
@@ -69,9 +69,9 @@ def test_an_attention_mixes_sequences_and_padding_or_says_why_not(name):
     padding = torch.zeros(3, N, dtype=torch.bool)
     padding[1, 55:] = padding[2, 3:20] = True
     masked, _ = module(x, x, x, key_padding_mask=padding)
-    for image, hidden, result in zip(x, padding, masked):
-        alone = own(image[None, ~hidden], (int((~hidden).sum()), 1))[0]
-        torch.testing.assert_close(result[~hidden], alone, **EXACT)
+    for image, shown, result in zip(x, ~padding, masked):
+        alone = own(image[None, shown], (int(shown.sum()), 1))[0]
+        torch.testing.assert_close(result[shown], alone, **EXACT)
 
     # One query changes: do others?
     changed = x.clone()
@@ -80,10 +80,8 @@ def test_an_attention_mixes_sequences_and_padding_or_says_why_not(name):
         with pytest.raises(ValueError, match=f'{name} needs keys of the tokens of the queries'):
             module(changed, x, x)
     else:
-        moved, _ = module(changed, x, x)
-        known, _ = module(x.clone(), x, x)
-        alike = torch.allclose(moved[:, 1:], known[:, 1:], atol=1e-9)
-        assert alike != cls.mixes_queries
+        moved, known = (module(queries, x, x)[0][:, 1:] for queries in (changed, x.clone()))
+        assert torch.allclose(moved, known, atol=1e-9) != cls.mixes_queries
         memory = torch.randn(3, 35, C, dtype=torch.float64)
         hidden = torch.arange(35) >= torch.tensor([[35], [20], [35]])
         out, _ = module(x[:, :20], memory, memory, key_padding_mask=hidden)
@@ -109,10 +107,7 @@ def test_softmax_is_that_of_torch_with_all_masks_and_weights():
         dict(key_padding_mask=floats[0], attn_mask=floats[1]),
         dict(attn_mask=causal, need_weights=False, is_causal=True),
     ):  # fmt: skip
-        for out, expected in zip(ours(q, k, v, **options), theirs(q, k, v, **options)):
-            assert (out is None) == (expected is None)
-            if out is not None:
-                torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(ours(q, k, v, **options), theirs(q, k, v, **options))
     one = [x[:, 0] for x in (q, k, v)]
     torch.testing.assert_close(ours(*one, padding[0]), theirs(*one, padding[0]))
 
@@ -216,9 +211,7 @@ class Alone(nn.ModuleDict):
 @pytest.mark.parametrize('name', ['LinearAttention', 'LaplacianAttention'])
 def test_it_is_exported_without_padding_and_compiled_with_it(name):
     pytest.importorskip('onnxruntime')
-    attn_cfg = dict(type=name, num_landmarks=4) if 'Lap' in name else dict(type=name)
-    module = LinearMultiheadAttention(C, HEADS, batch_first=True, attn_cfg=attn_cfg).eval()
-
+    module = LinearMultiheadAttention(C, HEADS, batch_first=True, attn_cfg=dict(type=name)).eval()
     alone, x = Alone(dict(attention=module)), torch.randn(2, 40, C)
     run = session(to_onnx(alone, (x,), dynamic=[{0: 'batch', 1: 'tokens'}]))
     for tokens in (torch.randn(1, 40, C), torch.randn(3, 25, C)):
@@ -257,23 +250,15 @@ def test_detr_of_a_config_has_the_rule_in_its_encoder(monkeypatch):
     out = model.encoder(x, places, padding)
     alone = model.encoder(x[1:, :20], places[1:, :20], None)
     torch.testing.assert_close(out[1:, :20], alone)
-    with pytest.raises(ValueError, match="no torch.nn.MultiheadAttention in 'encoders'"):
-        swap_multihead_attention(model, {}, 'encoders')
     for wrong, match in (({}, "did you mean 'SOFT'"), (['encoder'], 'must be a dict')):
         with pytest.raises(ValueError, match=match):
             MODELS.build(dict(type='ModelWithAttentions', model_type='SOFTT', attentions=wrong))
 
 
-class Part(BaseModule):
-    def __init__(self, init_cfg=None):
-        super().__init__(init_cfg)
-        self.attention = nn.MultiheadAttention(C, HEADS)
-
-
 class AttendsOnly(BaseModule):
     def __init__(self, of_part=None, init_cfg=None):
         super().__init__(init_cfg)
-        self.part = Part(of_part)
+        self.part = Sequential(nn.MultiheadAttention(C, HEADS), init_cfg=of_part)
 
 
 @pytest.mark.parametrize('of_a_part', [False, True], ids=['model', 'part'])
@@ -299,12 +284,15 @@ def test_an_attention_of_two_names_stays_one_and_one_alone_is_told():
     assert swap_multihead_attention(model, {}) == ['first', 'second']
     assert model['first'] is model['second']
     assert isinstance(model['first'], LinearMultiheadAttention)
-    with pytest.raises(ValueError, match='call LinearMultiheadAttention.from_multihead_attention'):
-        swap_multihead_attention(nn.MultiheadAttention(C, HEADS), {})
     # One that cannot be replaced leaves the others too.
-    some = nn.ModuleList(nn.MultiheadAttention(C, HEADS, add_bias_kv=one) for one in (False, True))
-    with pytest.raises(ValueError, match='add_bias_kv=True'):
-        swap_multihead_attention(some, {})
+    some = nn.ModuleList(nn.MultiheadAttention(C, HEADS, add_bias_kv=kv) for kv in (False, True))
+    for of, names, said in (
+        (nn.MultiheadAttention(C, HEADS), '', 'call LinearMultiheadAttention.from_multihead_att'),
+        (some, '', 'add_bias_kv=True'),
+        (model, 'encoders', "no torch.nn.MultiheadAttention in 'encoders'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            swap_multihead_attention(of, {}, names)
     assert not isinstance(some[0], LinearMultiheadAttention)
 
 

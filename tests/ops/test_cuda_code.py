@@ -28,29 +28,19 @@ SASS = f"""
         /*0780*/                   EXIT ; /* 0x000000000000794d */
 """
 tool = load_tool('.dev_scripts/check_cuda_code.py')
-LIMIT = tool.Limit(
-    NAME, blocks=16, whole={'FADD': 4, 'HMMA': 0}, differences=2,
-    opcodes={'FADD': 2, 'FADD |x|': 1, 'FSETP': 0}, instructions=4.5,
-)  # fmt: skip
 
 
-@pytest.mark.parametrize(('change', 'problem'), [
-    ({}, None),
-    (dict(spills=3), '3 instructions for local memory'),
-    (dict(registers=40), 'room for 12 blocks of 128 threads, with 40 registers'),
-    (dict(main_loop=['FADD R1, R1, R2'] * 4), r'0\.00 FADD \|x\| for each difference'),
-    (dict(opcodes={'FADD': 4, 'HMMA': 12}), r'12 HMMA; wanted: 0'),
-    (dict(main_loop=['FSEL R1, R1, P1'] * 10), r'5\.00 instructions .*; wanted: at most 4\.5'),
-    (dict(name='another'), f'no kernel is named {NAME}'),
-])  # fmt: skip
-def test_a_kernel_is_read_from_the_three_reports_and_a_regression_is_named(change, problem):
+def test_a_kernel_is_read_from_the_three_reports_and_regressions_are_named():
     (kernel,) = tool.read_report(RESOURCES, ELF, SASS, 'sm_90')
-    row = tool.describe(kernel, (LIMIT,)).split()[:12]  # registers, threads, shared memory ...
+    opcodes = {'FADD': 2, 'FADD |x|': 1, 'FSETP': 0}
+    limits = (tool.Limit(NAME, 16, {'FADD': 4, 'HMMA': 0}, 2, opcodes, instructions=4.5),)
+    row = tool.describe(kernel, limits).split()[:12]  # registers, threads, shared memory ...
     assert row == ['16', '128', '0', '16', '64', '0', '4', '0', '0', '0', '0', '3.00']
-    problems = tool.find_problems([replace(kernel, **change)], (LIMIT,))
-    assert any(re.search(problem, line) for line in problems) if problem else problems == []
-
-
-def test_a_report_without_the_code_of_a_kernel_is_an_error():
+    assert tool.find_problems([kernel], limits) == []
+    worse = replace(kernel, spills=3, registers=40, opcodes={'FADD': 4, 'HMMA': 12}, main_loop=[])
+    said = '3 instr.*room for 12 blocks.*12 HMMA; wanted: 0.*0.00 FADD for .*0.00 FADD .x. for each'
+    assert re.search(said, ' '.join(tool.find_problems([worse], limits)))
+    (missing,) = tool.find_problems([replace(kernel, name='another')], limits)
+    assert f'no kernel is named {NAME}' in missing
     with pytest.raises(ValueError, match=f'no code of {NAME}'):
         tool.read_report(RESOURCES, ELF, 'code for sm_90', 'sm_90')

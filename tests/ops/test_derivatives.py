@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from conftest import NO_GPU, doubles
+from conftest import NO_GPU, doubles, fast_with
 from test_linear_attention import attend as linear
 from test_linear_attention import case as linear_case
 from test_nystrom_attention import problem
@@ -118,20 +118,15 @@ def test_derivatives_of_every_order(name, backend, device):
     assert gradgradcheck(function, tensors, fast_mode=fast)
 
 
-def transformed():
-    """Each op, with one of its arguments or all of them transformed."""
-    for name, (_, make) in CASES.items():
-        count = len(make())
-        for places in (*((i,) for i in range(count)), *([tuple(range(count))] * (count > 1))):
-            slow = name.startswith('attention') and places not in ((3,), (2,))
-            for backend in BACKENDS:
-                marks = pytest.mark.slow if slow else ()
-                yield pytest.param(name, places, backend, marks=marks)
+CHOSEN = dict(all=slice(None), first=slice(1), last=slice(-1, None))
 
 
-@pytest.mark.parametrize(('name', 'places', 'backend'), transformed())
-def test_func_transforms_give_what_loops_give(name, places, backend, device):
+@pytest.mark.parametrize('backend', BACKENDS)
+@pytest.mark.parametrize('chosen', CHOSEN)
+@pytest.mark.parametrize('name', fast_with(CASES, *(n for n in CASES if 'attention' not in n)))
+def test_func_transforms_give_what_loops_give(name, chosen, backend, device):
     function, tensors = prepared(name, backend, device)
+    places = range(len(tensors))[CHOSEN[chosen]]
     many = [torch.stack([tensors[i], tensors[i] + 0.1, 2 * tensors[i]]) for i in places]
     first, argnums = [each[0] for each in many], tuple(range(len(places)))
     # Batches of products may be summed in another order; the inverses' entries are up to 2.

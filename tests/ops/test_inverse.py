@@ -125,18 +125,13 @@ def test_without_the_check_a_bad_value_spoils_its_matrix_alone(inverse, place, v
 
 @backends
 @pytest.mark.parametrize('size', [2, 40])
-@pytest.mark.parametrize('mat', ['negative', 'singular'])
-def test_cholesky_gives_nan_where_it_fails_and_no_plausible_number(mat, size, backend):
-    negative = torch.diag(torch.tensor([1.0, -1e-3]).repeat(size // 2))
-    bad = dict(negative=negative, singular=torch.ones(size, size))[mat]
-    mats = torch.stack([torch.eye(size), bad, 2 * torch.eye(size)])
+def test_cholesky_gives_nan_where_it_fails_and_no_plausible_number(size, backend):
+    negative, identity = torch.tensor([1.0, -1e-3]).repeat(size // 2).diag(), torch.eye(size)
+    mats = torch.stack([identity, negative, torch.ones(size, size), 2 * identity])
     out = cholesky_inverse(mats, 0.0, check=False, backend=backend)
-    assert out[1].isnan().all()
-    assert torch.equal(out[0], torch.eye(size))
+    assert out[1:3].isnan().all() and torch.equal(out[0], identity)
     # A root of two, squared.
-    torch.testing.assert_close(out[2], torch.eye(size) / 2)
-    with pytest.raises(ValueError, match='1 of 3 matrices .* matrix 1'):
-        cholesky_inverse(mats, 0.0, backend=backend)
+    torch.testing.assert_close(out[3], identity / 2)
 
 
 @backends
@@ -152,8 +147,8 @@ def test_cholesky_inverts_the_mean_of_both_triangles(backend):
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(found[1], found[1].mT)  # both triangles count
     # Newton-Schulz inverts the matrix as it is.
-    product = newton_schulz_inverse(skewed, 40) @ (skewed + 1e-2 * torch.eye(9))
-    torch.testing.assert_close(product, torch.eye(9, dtype=torch.float64).expand_as(product))
+    truth = torch.linalg.inv(skewed + 1e-2 * torch.eye(9))
+    torch.testing.assert_close(newton_schulz_inverse(skewed, 40), truth)
 
 
 # Of landmarks: apart, near, all but equal, and equal. The last two have singular matrices.
@@ -236,8 +231,7 @@ def test_a_nan_reaches_the_matrices_that_share_the_scale(per_batch, backend):
 @pytest.mark.parametrize('size', [49, 257])
 def test_early_stopping_changes_no_inverse_not_even_of_singular_matrices(size, ridge, num_iters):
     mat = matrices(size)
-    scale = of_soft(mat, per_batch=False)
-    options = dict(start_scale=scale, check=False)
+    options = dict(start_scale=of_soft(mat, per_batch=False), check=False)
     inverse, exact = (  # of which the second makes all steps
         newton_schulz_inverse(mat, num_iters, ridge, backend=backend, **options)
         for backend in (fitting('native', mat), 'reference')

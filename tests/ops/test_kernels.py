@@ -70,12 +70,9 @@ def test_gradient_at_coinciding_points_is_zero(op, device):
 def test_nan_makes_its_row_and_column_nan_and_nothing_else(op, dtype, dims, device):
     q, k = tokens(50, 49, dims, dtype, device)
     expected = torch.zeros(2, 3, 50, 49, dtype=torch.bool, device=device)
-    for row in (0, 7, 49):
-        q[0, 0, row, dims - 1] = float('nan')
-        expected[0, 0, row] = True
-    for column in (0, 17, 48):
-        k[1, 2, column, 0] = float('nan')
-        expected[1, 2, :, column] = True
+    rows, columns = [0, 7, 49], [0, 17, 48]
+    q[0, 0, rows, dims - 1] = k[1, 2, columns, 0] = float('nan')
+    expected[0, 0, rows] = expected[1, 2, :, columns] = True
     assert torch.equal(op(q, k, 1.0).isnan(), expected)
 
 
