@@ -102,7 +102,6 @@ def test_a_graph_breaks_at_packed_layers():
     (lambda model: torch.jit.trace(model, torch.randn(2, 4)), 'cannot be exported'),
     (lambda _: optimize(nn.Linear(2, 2), torch.half), 'one of .*got torch.float16'),
     (lambda _: optimize(nn.Linear(2, 2).double()), 'weight is torch.float64 on cpu'),
-    (lambda _: optimize(nn.Linear(2, 2).to('meta')), 'weight is torch.float32 on meta'),
 ])  # fmt: skip
 def test_what_packed_weights_cannot_do_is_said(act, quoted):
     with pytest.raises((RuntimeError, ValueError), match=quoted):

@@ -87,11 +87,10 @@ def test_one_graph_for_all_sizes_has_the_ops_of_the_eager_model(name):
 
 # Without a ridge, rounding decides which eigenvalues of SOFT's near landmarks count as zero.
 SOLVERS = [
-    *(
-        ('LaplacianFormer', dict(solver=solver))
-        for solver in ('newton_schulz', 'conjugate_gradient')
-    ),
-    *(('SOFTPlusPlus', dict(solver=solver, ridge=1e-2)) for solver in ('svd', 'cholesky')),
+    ('LaplacianFormer', dict(solver='newton_schulz')),
+    ('LaplacianFormer', dict(solver='conjugate_gradient')),
+    ('SOFTPlusPlus', dict(solver='svd', ridge=1e-2)),
+    ('SOFTPlusPlus', dict(solver='cholesky', ridge=1e-2)),
 ]
 
 

@@ -151,9 +151,8 @@ def test_weights_of_torch_load_under_their_names():
     torch.testing.assert_close(copied.state_dict(), theirs.state_dict(), rtol=0, atol=0)
     assert not copied.out_proj.weight.requires_grad and copied.in_proj_weight.requires_grad
     gated = LinearMultiheadAttention(C, HEADS, attn_cfg=dict(type='PolaAttention', gate=True))
-    assert set(gated.state_dict()) == {
-        *theirs.state_dict(), 'attn.scale', 'attn.power', 'gate.weight', 'gate.bias'
-    }  # fmt: skip
+    own = gated.state_dict().keys() - theirs.state_dict().keys()
+    assert own == {'attn.scale', 'attn.power', 'gate.weight', 'gate.bias'}
     nn.utils.parametrizations.spectral_norm(theirs, 'in_proj_weight')
     with pytest.raises(ValueError, match=r"for \['in_proj_weight'\]; remove the parametrization"):
         LinearMultiheadAttention.from_multihead_attention(theirs)
@@ -179,10 +178,9 @@ def test_weights_of_torch_load_under_their_names():
 ])  # fmt: skip
 def test_what_it_cannot_take_is_quoted(options, call, says):
     x = torch.zeros(2, 6, C)
-    with pytest.raises((ValueError, TypeError), match=says) as raised:
+    with pytest.raises((ValueError, TypeError), match=says):
         module = LinearMultiheadAttention(C, HEADS, batch_first=True, **options)
         module(**{**dict(query=x, key=x, value=x), **call})
-    assert '\n' not in str(raised.value)
 
 
 @pytest.mark.parametrize('name', ['PolaAttention', 'EcoFormerAttention', 'SoftmaxAttention'])
@@ -235,7 +233,6 @@ def test_detr_of_a_config_has_the_rule_in_its_encoder(monkeypatch):
     cfg.attentions['decoder.layers.*.cross_attn'] = dict(type='LinearAttention')
     with DefaultScope.overwrite_default_scope('mmdet'):
         model = MODELS.build(copy.deepcopy(cfg)).eval()
-    assert type(model).__name__ == 'DETR'
     assert [type(module.attn).__name__ for module in model.modules()
             if isinstance(module, LinearMultiheadAttention)
             ] == ['PolaAttention', 'LinearAttention']  # fmt: skip
@@ -300,8 +297,7 @@ def test_an_attention_of_two_names_stays_one_and_one_alone_is_told():
 def test_torchs_decoder_takes_the_rule_for_other_tokens_of_as_many():
     model = nn.Transformer(C, HEADS, 1, 1, 64, batch_first=True).eval()
     place = 'decoder.layers.*.multihead_attn'
-    found = swap_multihead_attention(model, dict(type='RALAAttention'), place)
-    assert found == ['decoder.layers.0.multihead_attn']
+    assert len(swap_multihead_attention(model, dict(type='RALAAttention'), place)) == 1
     source, target = torch.randn(2, 2, 20, C)
     hidden = torch.arange(20) >= torch.tensor([[20], [15]])
     masks = dict(src_key_padding_mask=hidden, memory_key_padding_mask=hidden)

@@ -35,7 +35,6 @@ each = pytest.mark.parametrize('name', fast_with(SMALL, FAST))
 each_kind = pytest.mark.parametrize(
     'name', fast_with([FAST, 'softpp_micro', 'polaformer_deit_tiny'], FAST)
 )
-WITH_TOKEN = ('soft_micro', 'softpp_micro')
 # Sums in another order: of a mean over tokens, or of a batch of another size. Values are about 1.
 CLOSE = dict(rtol=1e-4, atol=1e-5)
 SAME = dict(rtol=0, atol=0)
@@ -139,7 +138,7 @@ def test_the_default_cfg_tells_the_truth(name):
     assert (cfg['architecture'], cfg['input_size']) == (name, (3, 224, 224))
     assert state_dict[f'{cfg["first_conv"]}.weight'].shape[1] == model.in_chans == 3
     assert state_dict[f'{cfg["classifier"]}.weight'].shape == (1000, model.num_features)
-    assert (cfg['pool_size'] is None) == (name in WITH_TOKEN)
+    assert (cfg['pool_size'] is None) == (name in ('soft_micro', 'softpp_micro'))
     x, unpooled = torch.empty(1, 3, 224, 224, device='meta'), (1, 1 + 7 * 7, model.num_features)
     if cfg['pool_size']:
         unpooled = (1, model.num_features, *cfg['pool_size'])

@@ -11,7 +11,6 @@ import torch
 from conftest import ROOT, micro_config, quiet_init, registered, toolbox_config, toolbox_model
 from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
-from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, DefaultScope
 
 from mmlaplace.commands.random_images import random_batch
@@ -34,8 +33,6 @@ def example(toolbox: str) -> str:
 
 
 def train_step(model, data: dict) -> dict:
-    cfg = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=1e-3))
-    optim_wrapper = build_optim_wrapper(model, cfg)
     quiet_init(model)
     model.train()
     data = model.data_preprocessor(data, training=True)
@@ -43,7 +40,6 @@ def train_step(model, data: dict) -> dict:
     loss.backward()
     # Unused parameters would stop distributed training.
     assert not [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
-    optim_wrapper.step()
     assert all(torch.isfinite(torch.as_tensor(value)) for value in log_vars.values()), log_vars
     return log_vars
 

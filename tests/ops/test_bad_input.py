@@ -68,8 +68,6 @@ compiled = pytest.mark.skipif(
 PUBLIC_FITS = {
     'inverse_residual': [('mat', 'device'), ('inverse', 'device')],
     'nystrom_attention': [('q', 'dtype'), ('k', 'dtype'), ('v', 'dtype'), ('scale', 'rank')],
-    'pooled_landmarks': [('k', 'size')],
-    'linear_attention': [('v', 'size')],
 }
 FITS = {
     'pooled_landmarks': [('k', 'size')],
@@ -113,7 +111,8 @@ def check_refusals(name, function, arguments, fits):
 
 @pytest.mark.parametrize('name', PUBLIC)
 def test_the_bad_value_is_quoted(name):
-    check_refusals(name, getattr(ops, name), PUBLIC[name], PUBLIC_FITS.get(name, []))
+    fits = FITS.get(name, []) + PUBLIC_FITS.get(name, [])
+    check_refusals(name, getattr(ops, name), PUBLIC[name], fits)
 
 
 @pytest.mark.parametrize(('op', 'change', 'error', 'quoted'), [

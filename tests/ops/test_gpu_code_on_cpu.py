@@ -176,7 +176,6 @@ LINEAR = {
     'large tiles': ((1, 1, 70, 300, 12, 8), 'elu_plus_one', 1, False, F32, PLENTY),
     'halves': ((2, 1, 70, 66, 12, 20), 'none', 2, False, BF16, PLENTY),
     'halves, little memory': ((1, 1, 40, 20, 8, 8), 'relu', 1, True, BF16, 0),
-    'one': ((1, 1, 1, 1, 1, 1), 'none', 1, True, F32, PLENTY),
 }
 
 
