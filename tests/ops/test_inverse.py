@@ -175,7 +175,6 @@ def test_the_compiled_scale_is_that_of_ten_halvings_under_vmap_too(size, factor,
     mat, rule = matrices(size), dict(factor=factor, halve=halve, per_batch=per_batch)
     native = fitting('native', mat)
     scale = newton_start_scale(mat, **rule, backend=native)
-    assert scale.shape == (4, 3)
     # Sums in another order. A halving more or less would be a factor of two.
     truth = newton_start_scale(mat, **rule, backend='reference')
     torch.testing.assert_close(scale, truth, rtol=1e-12, atol=0)
