@@ -77,7 +77,7 @@ def assert_like(reference, inputs, arguments, out, gradients, grad):
     expected = torch.autograd.grad(wanted, wide, grad.double())
     for index, (tensor, got, right) in enumerate(zip(inputs, gradients, expected)):
         assert got.dtype == tensor.dtype
-        assert_near(got, right, got.dtype, f'gradient {index}')
+        assert_near(got, right, inputs[0].dtype, f'gradient {index}')
 
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
