@@ -270,9 +270,11 @@ def test_depths_and_weight_decay_are_those_of_the_backbone(name, model):
     groups = timm.models.group_parameters(model, model.group_matcher(), reverse=True)
     names = dict(model.named_parameters())
     assert groups == {n: model.backbone.get_layer_depth(n, 'backbone.')[0] for n in names}
+    exempt = {f'backbone.{n}' for n in model.backbone.no_weight_decay()}
+    assert model.no_weight_decay() == exempt
     optimizer = create_optimizer_v2(model, 'adamw', lr=1e-3, weight_decay=0.05)
     still = {id(p) for g in optimizer.param_groups if g['weight_decay'] == 0 for p in g['params']}
-    assert {id(names[f'backbone.{n}']) for n in model.backbone.no_weight_decay()} <= still
+    assert {id(names[n]) for n in exempt} <= still
 
 
 @pytest.mark.parametrize('name', [FAST])
