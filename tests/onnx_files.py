@@ -46,8 +46,8 @@ def session(content):
     runtime = onnxruntime.InferenceSession(content, options, providers=['CPUExecutionProvider'])
 
     def run(*inputs):
-        names = [value.name for value in runtime.get_inputs()]
-        return torch.from_numpy(runtime.run(None, dict(zip(names, (x.numpy() for x in inputs))))[0])
+        given = {value.name: x.numpy() for value, x in zip(runtime.get_inputs(), inputs)}
+        return torch.from_numpy(runtime.run(None, given)[0])
 
     return run
 

@@ -23,16 +23,11 @@ def built(name):
     return MODELS.build(dict(type=name, arch='micro' if 'micro' in zoo else next(iter(zoo)))).eval()
 
 
-def kinds(model):
-    return {type(part) for part in model.modules()}
-
-
 @torch.inference_mode()
 def assert_maps_are_close(packed, model, tolerance):
     images = torch.randn(2, 3, 64, 96)
     for found, expected in zip(packed(images), model(images), strict=True):
-        atol = tolerance * expected.abs().max().item()
-        torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+        assert (found - expected).abs().max() <= tolerance * expected.abs().max()
 
 
 @pytest.mark.sampled(4)
@@ -40,7 +35,8 @@ def assert_maps_are_close(packed, model, tolerance):
 def test_a_backbone_gives_the_same_maps(name):
     model = built(name)
     packed = optimize(model)
-    assert nn.Linear not in kinds(packed) and nn.Linear in kinds(model)
+    kinds, before = ({type(part) for part in one.modules()} for one in (packed, model))
+    assert nn.Linear not in kinds and nn.Linear in before
     # The same sums of fp32 in another order, through all layers.
     assert_maps_are_close(packed, model, 1e-3)
 
@@ -54,15 +50,15 @@ def test_in_bf16_it_gives_what_autocast_gives():
 
 
 @pytest.mark.parametrize('rows', [0, 1, 700, 5000])
-def test_any_number_of_tokens(rows):
-    for layer, arguments in ((nn.Linear(16, 40), ()), (FFN(16, 4), ((rows, 1),))):
-        packed = optimize(layer)
-        assert isinstance(packed, Packed)
-        x = torch.randn(1, rows, 16)
-        with torch.inference_mode():
-            # Sums of up to 64 products of order 1.
-            found, expected = (each(x, *arguments) for each in (packed, layer))
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize(('layer', 'arguments'), [(nn.Linear(16, 40), ()), (FFN(16, 4), ((1, 1),))])
+@torch.inference_mode()
+def test_any_number_of_tokens(layer, arguments, rows):
+    packed, x = optimize(layer), torch.randn(1, rows, 16)
+    assert isinstance(packed, Packed)
+    # Sums of up to 64 products of order 1.
+    torch.testing.assert_close(packed(x, *arguments), layer(x, *arguments), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match=r'tokens \(..., 16\), got shape \(3, 15\)'):
+        packed(torch.randn(3, 15), *arguments)
 
 
 def test_layers_with_hooks_and_of_other_classes_stay():
@@ -70,9 +66,8 @@ def test_layers_with_hooks_and_of_other_classes_stay():
         def forward(self, x):
             return 2 * super().forward(x)
 
-    hooked = nn.Linear(4, 4)
+    hooked, patched = nn.Linear(4, 4), nn.Linear(4, 4)
     hooked.register_forward_hook(lambda module, inputs, out: -out)
-    patched = nn.Linear(4, 4)
     patched.forward = lambda x: 3 * x
     model = nn.Sequential(nn.Linear(4, 4), hooked, Doubled(4, 4), patched)
     packed, x = optimize(model), torch.randn(3, 4)
@@ -81,9 +76,11 @@ def test_layers_with_hooks_and_of_other_classes_stay():
         torch.testing.assert_close(packed(x), model(x), rtol=1e-5, atol=1e-5)  # of 4 products
 
 
-def test_the_model_itself_changes_where_that_is_asked_for():
-    model = nn.Sequential(nn.Linear(4, 4))
+def test_the_model_itself_changes_where_that_is_asked_for_and_a_copy_gives_the_same():
+    model, x = nn.Sequential(nn.Linear(4, 5)), torch.randn(2, 4)
     assert optimize(model, inplace=True) is model and type(model[0]) is PackedLinear
+    with torch.inference_mode():
+        assert torch.equal(copy.deepcopy(model)(x), model(x))
 
 
 @pytest.mark.slow
@@ -95,42 +92,20 @@ def test_a_graph_breaks_at_packed_layers():
         torch.testing.assert_close(torch.compile(model)(x), model(x), rtol=1e-5, atol=1e-5)
 
 
-def test_a_copy_gives_the_same():
-    packed, x = optimize(nn.Sequential(nn.Linear(4, 5))), torch.randn(2, 4)
-    with torch.inference_mode():
-        assert torch.equal(copy.deepcopy(packed)(x), packed(x))
-
-
 @pytest.mark.parametrize(('act', 'quoted'), [
     (lambda model: model.half(), 'float32 on the CPU, and it cannot become torch.float16'),
-    (lambda model: model.to('meta'), 'cannot become torch.float32 on meta'),
     (lambda model: model.state_dict(), 'no weights to save'),
     (pickle.dumps, 'no weights to save'),
     (lambda model: model.load_state_dict({'0.weight': torch.ones(5, 4)}), 'load them before'),
     (lambda model: model(torch.randn(2, 4, requires_grad=True)), 'has no gradients'),
     (lambda model: torch.export.export(model, (torch.randn(2, 4),)), 'cannot be exported'),
     (lambda model: torch.jit.trace(model, torch.randn(2, 4)), 'cannot be exported'),
+    (lambda _: optimize(nn.Linear(2, 2), torch.half), 'one of .*got torch.float16'),
+    (lambda _: optimize(nn.Linear(2, 2).double()), 'weight is torch.float64 on cpu'),
 ])  # fmt: skip
 def test_what_packed_weights_cannot_do_is_said(act, quoted):
-    with pytest.raises(RuntimeError, match=quoted):
+    with pytest.raises((RuntimeError, ValueError), match=quoted):
         act(optimize(nn.Sequential(nn.Linear(4, 5))))
-
-
-@pytest.mark.parametrize(('make', 'dtype', 'quoted'), [
-    (lambda: nn.Linear(2, 2), torch.float16, 'dtype must be one of .*got torch.float16'),
-    (lambda: nn.Linear(2, 2).double(), torch.float32, 'weight is torch.float64 on cpu'),
-    (lambda: nn.Linear(2, 2).to('meta'), torch.float32, 'weight is torch.float32 on meta'),
-])  # fmt: skip
-def test_models_that_cannot_be_packed_are_refused(make, dtype, quoted):
-    with pytest.raises(ValueError, match=quoted):
-        optimize(make(), dtype)
-
-
-def test_tokens_of_another_width_are_refused():
-    packed = optimize(nn.ModuleList([nn.Linear(16, 4), FFN(16, 2)]))
-    for layer, arguments in zip(packed, ((), ((3, 1),))):
-        with pytest.raises(ValueError, match=r'tokens \(..., 16\), got shape \(3, 15\)'):
-            layer(torch.randn(3, 15), *arguments)
 
 
 def test_a_cpu_without_it_is_told(monkeypatch):

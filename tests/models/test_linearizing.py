@@ -1,36 +1,36 @@
 """Another attention takes the place of softmax: weights are kept, and it learns the old maps."""
 
+import copy
+import functools
 import itertools
 import json
+import re
 import sys
 from unittest import mock
 
 import pytest
 import torch
-from conftest import CLASSIFICATION, ROOT, run_script, toolbox_model
+from conftest import CLASSIFICATION, ROOT, micro_config, run_script, toolbox_model
 from mmengine.config import Config
 from mmengine.dataset import InfiniteSampler
 from mmengine.registry import MODELS
 from processes import run
-from test_hybrids import HOSTS, build
-from test_linearizing_options import tasks, unlabelled
+from test_hybrids import COSTS, HARMS, HOSTS, build, labelled, planned, tasks, unlabelled
 from torch.utils.data import DataLoader
 
 from mmlaplace import linearizing
 from mmlaplace.checkpoints import load_weights
 from mmlaplace.linearizing import distilling
 
-hosts = pytest.mark.parametrize('host', ['SigLIP', 'PVTv2', 'Swin'])
 
-
-@hosts
+@pytest.mark.parametrize('host', ['SigLIP', 'PVTv2', 'Swin'])
 @pytest.mark.parametrize('name', ['FLattenAttention', 'PolaAttention'])
 def test_all_weights_but_those_of_new_parts_are_kept(host, name):
     old = build(HOSTS[host])
     cfg = linearizing.linear_config(HOSTS[host], old, name, dict(lepe_kernel=3))
     new, places = build(cfg, seed=1), linearizing.softmax_places(old)
     kept = linearizing.keep_weights(new, old, places)
-    assert all(type(new.get_submodule(place)).__name__ == name for place in places)
+    assert {type(new.get_submodule(place)).__name__ for place in places} == {name}
     assert all(any(key.startswith(place) for place in places) for key in kept.new)
     assert 0.7 < kept.share < 1
     parts = ('lepe', 'scale', 'key_positions', 'power', *['qkv'] * (name == 'PolaAttention'))
@@ -62,63 +62,94 @@ def test_stages_without_softmax_and_windows_stay_as_they_are():
     assert new == [dict(num_landmarks=16)] * 3 + [dict(type='LinearAttention')]
 
 
-def test_what_cannot_be_replaced_is_refused():
-    vit, linear = HOSTS['SigLIP'], dict(HOSTS['SigLIP'], attn_cfg=dict(type='LinearAttention'))
-    mixed = dict(vit, attn_cfg=dict(type='LinearAttention', first_blocks=1))
-    for cfg, name, said in (
-        (linear, 'PolaAttention', 'no SoftmaxAttention to replace, only LinearAttention'),
-        (mixed, 'PolaAttention', 'softmax in 2 of its 3 blocks'),
-        (vit, 'FlatAttention', "type='FlatAttention', which is not registered"),
-        (vit, 'SoftmaxAttention', 'has softmax itself'),
-    ):
-        with pytest.raises(ValueError, match=said):
-            linearizing.linear_config(cfg, build(cfg), name)
+def per_block(*blocks):
+    build(dict(HOSTS['DeiT'], attn_cfg=dict(per_block=[*blocks])))
 
 
-@pytest.mark.sampled(3)
-@hosts
-def test_the_losses_fall_and_only_what_is_trained_changes(host):
+def linear_config(attention, **options):
+    cfg = dict(HOSTS['SigLIP'], **options)
+    linearizing.linear_config(cfg, build(cfg), attention)
+
+
+LINEAR = dict(type='LinearAttention')
+CHOOSE = functools.partial(linearizing.choose, HARMS, COSTS)
+KEEP = functools.partial(linearizing.softmax_blocks, 'abcd')
+
+
+@pytest.mark.parametrize(('call', 'said'), [
+    (lambda: per_block(None), 'one entry for each of the 3 blocks .* got 1'),
+    (lambda: build(dict(HOSTS['DeiT'], attn_cfg=dict(per_block=LINEAR))), 'a list .* got {'),
+    (lambda: per_block(LINEAR, None, None), 'the class token needs an attention that takes'),
+    (lambda: per_block(dict(power=2), None, None), "SoftmaxAttention has no option 'power'"),
+    (lambda: build(dict(HOSTS['Swin'], attn_cfg=dict(attn_cfg=dict(per_block=[None])))),
+     'per_block=.* no effect in the attn_cfg of a Window'),
+    (lambda: linear_config('PolaAttention', attn_cfg=LINEAR),
+     'no SoftmaxAttention to replace, only LinearAttention'),
+    (lambda: linear_config('PolaAttention', attn_cfg=dict(LINEAR, first_blocks=1)),
+     'softmax in 2 of its 3 blocks'),
+    (lambda: linear_config('FlatAttention'), "type='FlatAttention', which is not registered"),
+    (lambda: planned(HOSTS['Swin'], ['WindowAttention:1']), 'WindowAttention has softmax itself'),
+    (lambda: planned(HOSTS['DeiT'], ['AgentAttention:0-3']), 'no block 3; the .* are 0 to 2'),
+    (lambda: planned(HOSTS['DeiT'], ['AgentAttention:0-1', 'InLineAttention:1']),
+     r"'InLineAttention:1' has the blocks \[1\] of"),
+    (lambda: planned(HOSTS['DeiT'], ['AgentAttention:0,x']),
+     "'AgentAttention:0,x' must be a name, or a name and blocks such as"),
+    (lambda: planned(HOSTS['DeiT'], ['AgentAttention', 'InLineAttention']), 'gets no block'),
+    (lambda: KEEP([4, 1, -1]), 'no block 4, -1; the blocks with softmax are 0 to 3'),
+    (lambda: KEEP(range(4)), 'all 4 blocks with softmax are kept'),
+    (lambda: CHOOSE(budget=0.6), 'budget 0.6 cannot .* smallest .* is 0.650, with 3 of 4 blocks'),
+    (lambda: CHOOSE(budget=1), 'the softmax model itself meets the budget 1'),
+    (lambda: CHOOSE(budget=1.5), 'above 0 and at most 1.* got 1.5'),
+    (lambda: CHOOSE(keep=4), 'from 1 to 3, as 4 blocks with softmax can become linear, got 4'),
+    (CHOOSE, 'give either keep or budget'),
+])  # fmt: skip
+def test_what_cannot_be_linearized_is_quoted(call, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        call()
+
+
+@pytest.mark.parametrize(('host', 'loss', 'steps', 'alone', 'among'), [
+    ('SigLIP', 'attention', (30, 0), r'backbone\.stages\.\d\.blocks\.\d\.attn\.', 'attn.qkv'),
+    ('PVTv2', 'attention', (0, 30), r'backbone\.', 'ffn'),
+    ('Swin', 'block', (30, 0), r'backbone\.stages\.\d\.blocks\.\d\.', 'ffn'),
+    ('DeiT', 'task', (1, 30), '', 'head.weight'),
+])  # fmt: skip
+def test_a_loss_falls_and_only_what_is_trained_changes(host, loss, steps, alone, among):
     new, old, places = tasks(host)
-    before = {k: v.clone() for k, v in new.state_dict().items()}
-    images = next(unlabelled(99))
-    losses = []
-    for layer_steps, whole_steps in ((30, 0), (0, 30)):
-        losses.append(linearizing.layer_loss(new.backbone, old.backbone, places, images).item())
-        losses.append(linearizing.whole_loss(new, old, images).item())
-        schedule = linearizing.Schedule(layer_steps, whole_steps, lr=1e-3)
-        linearizing.distill(new, old, places, unlabelled, schedule)
-        changed = {k for k, v in new.state_dict().items() if not torch.equal(v, before[k])}
-        in_places = {k for k in changed if any(f'.{p}.' in f'.{k}' for p in places)}
-        assert changed and (changed == in_places) == (whole_steps == 0)
-        assert not any(key.startswith('head') for key in changed)
-    assert losses[2] < losses[0]  # layer by layer
-    assert linearizing.whole_loss(new, old, images) < losses[3]
+    before, batch = copy.deepcopy(new.state_dict()), next(labelled(99))
+    blocks = [place.removesuffix('.attn') for place in places]
 
+    def error():
+        if loss == 'task':
+            return linearizing.task_loss(new, old, places, 50, batch)
+        if steps[1]:
+            return linearizing.whole_loss(new, old, batch['inputs'])
+        names = blocks if loss == 'block' else places
+        return linearizing.layer_loss(new.backbone, old.backbone, names, batch['inputs'])
 
-class Normalised:
-    """The images of a batch as they are."""
-
-    @staticmethod
-    def data_preprocessor(data, training):
-        return dict(inputs=data)
+    first = error()
+    schedule = linearizing.Schedule(*steps, lr=1e-3, loss=loss)
+    batches = labelled if loss == 'task' else unlabelled
+    linearizing.distill(new, old, places, batches, schedule)
+    changed = {k for k, v in new.state_dict().items() if not torch.equal(v, before[k])}
+    assert all(re.match(alone, key) for key in changed) and any(among in key for key in changed)
+    assert error() < first
 
 
 def test_batches_go_on_after_those_that_were_seen_and_none_is_an_error():
     data = torch.arange(20)
+    model = mock.Mock(data_preprocessor=lambda images, training: dict(inputs=images))
 
-    def batches_of():
+    def taken(first, count):
         loader = DataLoader(data, 3, sampler=InfiniteSampler(data, seed=1))
-        return distilling.image_batches(Normalised, loader)
+        batches = distilling.image_batches(model, loader)
+        found = [batch.tolist() for batch in itertools.islice(batches(first), count)]
+        assert len(next(batches(0))) == 3  # a second phase goes on
+        return found
 
-    def taken(batches, count):
-        return [batch.tolist() for batch in itertools.islice(batches, count)]
-
-    of = batches_of()
-    whole = taken(of(0), 9)
-    assert taken(batches_of()(5), 4) == whole[5:]
-    assert len(taken(of(0), 4)) == 4  # a second phase goes on
+    assert taken(5, 4) == taken(0, 9)[5:]
     with pytest.raises(ValueError, match='the 20 images .* no whole batch; lower its batch_size'):
-        distilling.image_batches(Normalised, DataLoader(data, 32, drop_last=True))
+        distilling.image_batches(model, DataLoader(data, 32, drop_last=True))
 
 
 def test_a_run_goes_on_from_its_state_which_other_settings_refuse(tmp_path, monkeypatch):
@@ -128,6 +159,7 @@ def test_a_run_goes_on_from_its_state_which_other_settings_refuse(tmp_path, monk
     whole = linearizing.distill(new, old, places, unlabelled, schedule)
     assert [len(made['losses']) for made in whole.values()] == [2, 2]
     for killed_at in (2, 4):
+        state.unlink(missing_ok=True)
         new, old, places = tasks('SigLIP')
         writes = mock.Mock(side_effect=[*[mock.DEFAULT] * (killed_at - 1), KeyboardInterrupt],
                            wraps=distilling.write_state)  # fmt: skip
@@ -138,32 +170,38 @@ def test_a_run_goes_on_from_its_state_which_other_settings_refuse(tmp_path, monk
         made = linearizing.distill(again, old, places, unlabelled, schedule, state, dict(a=1))
         assert made['layers']['losses'][0] == whole['layers']['losses'][0]
         assert [len(one['losses']) for one in made.values()] == [2, 2]
-        state.unlink()
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(distilling, 'whole_loss', mock.Mock(side_effect=KeyboardInterrupt))
-        linearizing.distill(new, old, places, unlabelled, schedule, state, dict(a=1))
-    for changed in (dict(a=2), dict(a=1)):
-        with pytest.raises(ValueError, match='take another --work-dir'):
-            linearizing.distill(new, old, places, unlabelled, schedule, state, changed)
-        next(old.parameters()).add_(1)  # a teacher that was trained on, under the same name
+
+    def refused(said, changed=schedule, a=1):
+        with pytest.raises(ValueError, match=said):
+            linearizing.distill(new, old, places, unlabelled, changed, state, dict(a=a))
+
+    refused('take another --work-dir', a=2)
+    for changed in (dict(loss='block'), dict(loss_weight=1.0), dict(accumulate=2), dict(amp=True)):
+        refused('take another --work-dir', schedule._replace(**changed))
+    next(old.parameters()).add_(1)  # a teacher that was trained on, under the same name
+    refused('take another --work-dir')
     state.write_bytes(b'cut off')
-    with pytest.raises(ValueError, match='cannot be read .* remove it to start again'):
-        linearizing.distill(new, old, places, unlabelled, schedule, state, dict(a=2))
+    refused('cannot be read .* remove it to start again')
+
+
+def dumped(cfg, noise_images, folder, side):
+    """The file of a config whose images are noise."""
+    noise_images(folder / 'data/train', side, classes=10)
+    cfg.train_dataloader.update(batch_size=8, num_workers=0, persistent_workers=False)
+    cfg.train_dataloader.dataset.data_root = str(folder / 'data')
+    cfg.dump(folder / 'softmax.py')
+    return folder / 'softmax.py'
 
 
 @pytest.fixture
 def classifier(noise_images, tmp_path):
     """The config of a PVTv2 on images of noise, and its random weights."""
-    noise_images(tmp_path / 'data/train', 48, classes=10)
-    cfg = Config.fromfile(CLASSIFICATION / 'laplacianformer/laplacianformer-micro_1xb32_mini.py')
+    cfg = Config.fromfile(micro_config('laplacianformer'))
     arch = dict(HOSTS['PVTv2']['arch'], depths=(1, 1, 2, 1))
     cfg.model.backbone = dict(type='PVTv2', arch=arch, img_size=48, out_indices=-1)
     cfg.model.head.in_channels = 64
-    cfg.train_dataloader.update(batch_size=8, num_workers=0, persistent_workers=False)
-    cfg.train_dataloader.dataset.data_root = str(tmp_path / 'data')
-    cfg.dump(tmp_path / 'softmax.py')
     torch.save(toolbox_model(cfg).state_dict(), tmp_path / 'softmax.pth')
-    return tmp_path / 'softmax.py', tmp_path / 'softmax.pth'
+    return dumped(cfg, noise_images, tmp_path, 48), tmp_path / 'softmax.pth'
 
 
 def linearized(folder):
@@ -186,18 +224,14 @@ def test_the_tool_writes_a_model_that_loads_and_names_what_is_wrong(classifier, 
                           '--work-dir', tmp_path / 'out', *options)  # fmt: skip
 
     few = ('--attention', 'FLattenAttention', '--layer-steps', 2, '--whole-steps', 2)
-    result = run(*few)
-    assert result.returncode == 0, result.stderr
+    assert run(*few).returncode == 0
     cfg, _ = linearized(tmp_path)
     assert cfg.model.backbone.attn_cfg == dict(type='FLattenAttention')
     log = json.loads((tmp_path / 'out/linearized.json').read_text())
     assert 0.8 < log['kept'] < 1 and log['whole']['losses']
     assert 'is there already' in run(*few).stderr
     (tmp_path / 'out/linearized.pth').unlink()
-    hybrid = ('--keep', 2, '--search-steps', 1, '--size', 64,
-              '--loss', 'task', '--accumulate', 2, '--amp')  # fmt: skip
-    result = run(*few, *hybrid)
-    assert result.returncode == 0, result.stderr
+    result = run(*few, '--keep', 2, '--search-steps', 1, '--size', 64, '--loss', 'task', '--amp')
     assert 'FLattenAttention takes 3 of 5 places of softmax' in result.stdout
     plan = json.loads((tmp_path / 'out/hybrid.json').read_text())
     assert len(plan['keep_blocks']) == 2 and len(plan['harms']) == 5 and plan['size'] == [64, 64]
@@ -210,9 +244,7 @@ def test_the_tool_writes_a_model_that_loads_and_names_what_is_wrong(classifier, 
     for said, result in (
         ('other.pth has no tensor of this', run(*few, checkpoint=tmp_path / 'other.pth')),
         ("no option 'power'", run('--attention', 'LinearAttention', '--options', 'power=2')),
-        ('not registered', run('--attention', 'NoAttention')),
-        ('no block 5, 9; the blocks with softmax are 0 to 4', run(*few, '--keep-blocks', 5, 9, 1)),
-        ('from 1 to 4, as 5 blocks with softmax can become linear, got 5', run(*few, '--keep', 5)),
+        ('no block 5, 9;', run(*few, '--keep-blocks', 5, 9, 1)),
         ('above 0 and at most 1', run(*few, '--budget', 0)),
         ('--loss task needs a head', run(*few, '--loss', 'task', '--backbone-only')),
         ('--loss-weight 7.0 must not be', run(*few, '--loss-weight', 7)),
@@ -234,53 +266,41 @@ def test_the_tool_runs_in_two_processes(classifier, tmp_path):
         '--loss', 'task', '--layer-steps', '1', '--whole-steps', '2', '--accumulate', '2', '--amp',
     ])  # fmt: skip
     assert result.returncode == 0, result.stderr
-    said = 'FLattenAttention and LinearAttention take 4 of 5 places'  # by the first alone
-    assert result.stdout.count(said) == 1
+    assert result.stdout.count('take 4 of 5 places') == 1  # by the first alone
     _, model = linearized(tmp_path)
     plan = json.loads((tmp_path / 'out/hybrid.json').read_text())
     assert softmax_of(model.backbone) == plan['keep'] and len(plan['keep']) == 1
-    trained = torch.load(classifier[1], weights_only=True)
-    assert not torch.equal(model.head.fc.weight, trained['head.fc.weight'])
 
 
 @pytest.mark.slow
 def test_a_dinov2_of_timm_becomes_a_hybrid_backbone_with_its_tokens(noise_images, tmp_path):
     timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
-    noise_images(tmp_path / 'data/train', 16, classes=10)
     cfg = Config.fromfile(CLASSIFICATION / 'dinov2/dinov2-small-reg4_8xb128-linear_in1k.py')
     cfg.model.backbone.update(
         arch=dict(embed_dims=(48,), depths=(3,), num_heads=(3,), ffn_ratios=(4,)), img_size=56
     )
-    small = Config.fromfile(CLASSIFICATION / 'laplacianformer/laplacianformer-micro_1xb32_mini.py')
-    cfg.train_dataloader = dict(small.train_dataloader, num_workers=0, persistent_workers=False)
-    cfg.train_dataloader.update(batch_size=8)
-    cfg.train_dataloader.dataset.data_root = str(tmp_path / 'data')
-    cfg.dump(tmp_path / 'dinov2.py')
+    cfg.train_dataloader = Config.fromfile(micro_config('laplacianformer')).train_dataloader
+    config = dumped(cfg, noise_images, tmp_path, 16)
     released = timm.create_model(
         'vit_small_patch14_reg4_dinov2', embed_dim=48, num_heads=3, depth=3, img_size=56
     )
     torch.save(released.state_dict(), tmp_path / 'released.pth')
 
     def run(*options):
-        return run_script(ROOT / 'tools/linearize.py', tmp_path / 'dinov2.py',
-                          tmp_path / 'released.pth', '--work-dir', tmp_path / 'out',
-                          '--layer-steps', 1, '--whole-steps', 0, *options)  # fmt: skip
+        return run_script(ROOT / 'tools/linearize.py', config, tmp_path / 'released.pth',
+                          '--work-dir', tmp_path / 'out', '--layer-steps', 1, '--whole-steps', 0,
+                          *options)  # fmt: skip
 
     agent = ('--attention', 'AgentAttention', '--options', 'num_landmarks=4')
     assert '--backbone-only takes the backbone' in run(*agent).stderr
-    no_tokens = run('--attention', 'PolaAttention', '--backbone-only').stderr
-    assert 'the class token needs an attention that takes num_prefix_tokens' in no_tokens
     result = run(*agent, '--backbone-only', '--keep-blocks', 1)
     assert result.returncode == 0, result.stderr
     made = Config.fromfile(tmp_path / 'out/linearized.py').model.backbone
-    hybrid = MODELS.build(dict(made, out_type='featmap', frozen_stages=-1))
+    hybrid = MODELS.build(made)
     hybrid.init_weights()  # from the checkpoint, as tools/train.py does
     assert softmax_of(hybrid) == ['stages.0.blocks.1.attn']
-    for place in ('stages.0.blocks.0.attn', 'stages.0.blocks.2.attn'):  # nothing else changed
-        plain = MODELS.build(dict(cfg.model.backbone, init_cfg=None))
-        load_weights(plain, tmp_path / 'released.pth')
-        hybrid.set_submodule(place, plain.get_submodule(place))
-    images = torch.randn(2, 3, 56, 56)
-    with torch.no_grad():
-        (own,), wanted = hybrid.eval()(images), released.eval().forward_features(images)[:, 5:]
-    assert (own.flatten(2).mT - wanted).abs().max() < 1e-5 * wanted.abs().max()  # order of sums
+    plain = MODELS.build(dict(cfg.model.backbone, init_cfg=None))
+    load_weights(plain, tmp_path / 'released.pth')
+    own = hybrid.state_dict()
+    for name, value in plain.state_dict().items():  # nothing else changed
+        assert re.search(r'blocks\.[02]\.attn', name) or torch.equal(own[name], value), name

@@ -1,24 +1,25 @@
-"""Who computes, by context and by environment, and which autocast is left for it."""
+"""Who computes, by context and environment, at once or after checks, and under which autocast."""
 
+import functools
 import importlib.util
-import multiprocessing
 import os
 import re
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from called_ops import Called
-from conftest import ROOT, needs_torch
+from conftest import needs_torch, run_python
+from op_results import results
+from test_contracts import OPS, example
+from torch.autograd import forward_ad
 
 import mmlaplace
 from mmlaplace.models.layers import TransformerBlock
 from mmlaplace.ops import (
     _native,
+    cholesky_inverse,
     current_backend,
     gaussian_kernel,
     laplacian_kernel,
@@ -26,66 +27,48 @@ from mmlaplace.ops import (
     precision,
     use_backend,
 )
-from mmlaplace.ops.backend import default_backend, only_native, with_current_backend
+from mmlaplace.ops.backend import default_backend, with_current_backend
 from mmlaplace.ops.laplacian_kernel import laplacian_kernel_reference
+from mmlaplace.ops.newton_start_scale import newton_start_scale
 
 Q, K = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 3, 4)
 
 
-@pytest.mark.parametrize('name', ['meta', 'vulkan', 'cpu'])
-def test_a_device_without_autocast_has_none_to_leave(name):
-    device = torch.device(name)
-    assert not precision.autocasting(device)
-    with precision.no_autocast(device):
-        assert not precision.autocasting(device)
-
-
 @pytest.fixture
-def fresh(monkeypatch):
-    """The loader as in a new process, with its log lines."""
-    lines = []
-    monkeypatch.setattr(_native, 'print_log', lambda line, **_: lines.append(line))
+def lines(monkeypatch):
+    """The log lines of the loader, as in a new process."""
+    found = []
+    monkeypatch.setattr(_native, 'print_log', lambda line, **_: found.append(line))
     _native._log_fallback.cache_clear()
-    yield lines
+    yield found
     _native._log_fallback.cache_clear()
 
 
-@pytest.fixture
-def without_library(fresh, monkeypatch, tmp_path):
-    monkeypatch.setattr(_native, 'WHY_MISSING', _native.load_library(tmp_path))
-    return fresh
-
-
-def test_auto_is_native_where_the_library_is(fresh):
+def test_auto_is_native_where_the_library_is(lines):
     for backend in ('auto', 'native', 'reference'):
         with Called() as called:
             laplacian_kernel(Q, K, 4.0, backend=backend)
         assert ('mmlaplace' in called.namespaces) == (backend != 'reference')
-    assert fresh == []
+    assert lines == []
 
 
-def test_auto_falls_back_with_one_line(without_library):
-    for _ in range(3):
-        laplacian_kernel(Q, K, 4.0)
-        gaussian_kernel(Q, K, 4.0)
-    (line,) = without_library
-    assert 'no compiled library' in line
-
-
-@pytest.mark.parametrize('op', [laplacian_kernel, newton_schulz_inverse])
-def test_native_without_library_says_why_and_what_to_do(without_library, op):
-    arguments = (Q, K, 4.0) if op is laplacian_kernel else (torch.eye(2),)
-    with pytest.raises(RuntimeError, match="no compiled.*no-build-isolation.*backend='auto'"):
-        op(*arguments, backend='native')
-
-
-def test_a_library_that_does_not_load_says_why(fresh, monkeypatch, tmp_path):
-    (tmp_path / '_C.so').write_bytes(b'not a library')
+@pytest.mark.parametrize(('content', 'line', 'error'), [
+    (None, 'no compiled library', "no compiled.*no-build-isolation.*backend='auto'"),
+    (b'not a library', 'did not load', '_C.so did not load with torch .*: '),
+])  # fmt: skip
+def test_without_a_library_auto_says_why_once_and_native_raises(
+    lines, monkeypatch, tmp_path, content, line, error
+):
+    if content:
+        (tmp_path / '_C.so').write_bytes(content)
     monkeypatch.setattr(_native, 'WHY_MISSING', _native.load_library(tmp_path))
-    with pytest.raises(RuntimeError, match='_C.so did not load with torch .*: '):
-        laplacian_kernel(Q, K, 4.0, backend='native')
     reference = laplacian_kernel(Q, K, 4.0, backend='reference')
     torch.testing.assert_close(laplacian_kernel(Q, K, 4.0), reference)
+    gaussian_kernel(Q, K, 4.0)
+    assert len(lines) == 1 and line in lines[0]
+    for op, arguments in ((laplacian_kernel, (Q, K, 4.0)), (newton_schulz_inverse, (Q @ Q.mT,))):
+        with pytest.raises(RuntimeError, match=error):
+            op(*arguments, backend='native')
 
 
 def test_the_library_of_this_torch_is_chosen(tmp_path):
@@ -105,17 +88,15 @@ def test_a_library_of_the_stable_abi_serves_later_versions_of_torch_too(info, se
     assert {version: _native.serves(info, version) for version in served} == served
 
 
-@pytest.mark.parametrize(('arches', 'fits', 'not_for'), [
-    ('800,900,1000', [(8, 0), (8, 6), (9, 0), (10, 3), (12, 0)], [(7, 5), (7, 0)]),
-    ('750', [(7, 5), (8, 0)], [(7, 0)]),
-    ('', [(5, 0)], []),  # of a library that does not say
+@pytest.mark.parametrize(('arches', 'gpu', 'said'), [
+    *(('800,900,1000', gpu, None) for gpu in [(8, 0), (8, 6), (10, 3), (12, 0)]),
+    ('800,900,1000', (7, 5), r'8\.0, 9\.0, 10\.0.*and this one has 7\.5'),
+    ('750', (8, 0), None), ('750', (7, 0), r'7\.5.*and this one has 7\.0'),
+    ('', (5, 0), None),  # of a library that does not say
 ])  # fmt: skip
-def test_a_gpu_without_code_in_the_library_gets_the_reference(arches, fits, not_for):
-    info = dict(arches=arches) if arches else {}
-    assert [_native.why_not_for(info, gpu) for gpu in fits] == [None] * len(fits)
-    for gpu in not_for:
-        known, own = f'{int(arches.split(",")[0]) / 100:.1f}', '.'.join(map(str, gpu))
-        assert re.search(f'{known}.*and this one has {own}', _native.why_not_for(info, gpu))
+def test_a_gpu_without_code_in_the_library_gets_the_reference(arches, gpu, said):
+    found = _native.why_not_for(dict(arches=arches), gpu)
+    assert re.search(said, found) if said else found is None
 
 
 def test_gpus_are_asked_for_code_and_cpus_are_not(monkeypatch):
@@ -142,18 +123,16 @@ CAPABILITIES = ['default', 'avx2', 'avx512']
 @pytest.mark.parametrize('capability', CAPABILITIES)
 def test_every_instruction_set_passes_the_op_tests(capability):
     supported = torch.backends.cpu.get_cpu_capability().lower()
-    last = CAPABILITIES.index(supported) if supported in CAPABILITIES else 0
-    if CAPABILITIES.index(capability) > last:
-        pytest.skip(f'this CPU has {supported}, not {capability}')
-    if capability == os.environ.get('ATEN_CPU_CAPABILITY', supported):
-        pytest.skip('the other tests run with this instruction set')
+    known = supported if supported in CAPABILITIES else 'default'
+    able = CAPABILITIES[: CAPABILITIES.index(known) + 1]
+    if capability not in able or capability == os.environ.get('ATEN_CPU_CAPABILITY', supported):
+        pytest.skip(f'this CPU has {supported}, by which the other tests run')
     files = ('contracts', 'kernels', 'inverse', 'nystrom_attention', 'pooled_landmarks', 'fused')
-    result = subprocess.run(
-        [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider',
-         *(f'tests/ops/test_{name}.py' for name in files),
-         '-k', '(native-cpu or fused) and not number_of_threads and not ten_thousand'],
-        env={**os.environ, 'ATEN_CPU_CAPABILITY': capability},
-        cwd=ROOT, capture_output=True, text=True,
+    result = run_python(
+        '-m', 'pytest', '-q', '-p', 'no:cacheprovider',
+        *(f'tests/ops/test_{name}.py' for name in files),
+        '-k', '(native-cpu or fused) and not number_of_threads and not ten_thousand',
+        ATEN_CPU_CAPABILITY=capability,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout[-3000:]
 
@@ -181,17 +160,6 @@ def test_ops_without_a_backend_have_that_of_the_context():
     with pytest.raises(ZeroDivisionError), use_backend('reference'):
         raise ZeroDivisionError
     assert current_backend() == 'auto'
-
-
-def test_of_a_graph_for_a_runtime_certain_ops_alone_are_native():
-    with only_native(['laplacian_kernel']):
-        assert (current_backend(), chosen()) == ('reference', 'native')
-        with only_native(['cholesky_inverse']), use_backend('auto'):
-            assert (current_backend(), chosen()) == ('auto', 'native')
-        assert chosen('reference') == 'reference'
-    with only_native(['cholesky_inverse']):
-        assert chosen() == 'reference'
-    assert (current_backend(), chosen()) == ('auto', 'native')
 
 
 def test_the_environment_is_read_and_another_name_is_refused(monkeypatch):
@@ -230,40 +198,20 @@ def test_a_checkpoint_computes_again_with_the_backend_of_the_forward(monkeypatch
     assert not any(isinstance(call, torch._ops.OpOverload) for call in calls)
 
 
-@pytest.mark.slow
-def test_a_forked_worker_has_the_backend_of_its_parent():
-    with use_backend('reference'), multiprocessing.get_context('fork').Pool(1) as worker:
-        assert worker.apply(chosen) == 'reference'
-
-
-class Kernel(torch.nn.Module):
-    def forward(self, q, k):
-        return laplacian_kernel(q, k, 4.0)
-
-
 @needs_torch(2, 4)
 @pytest.mark.slow
 def test_graphs_are_compiled_again_for_another_backend():
     torch._dynamo.reset()
     graphs = []
     kernel = torch.compile(
-        Kernel(), backend=lambda graph, _: graphs.append(graph.code) or graph, fullgraph=True
-    )
-    kernel(Q, K)
+        laplacian_kernel, fullgraph=True,
+        backend=lambda graph, _: graphs.append(graph.code) or graph,
+    )  # fmt: skip
+    kernel(Q, K, 4.0)
     with use_backend('reference'):
-        kernel(Q, K)
-    kernel(Q, K)
+        kernel(Q, K, 4.0)
+    kernel(Q, K, 4.0)
     assert ['mmlaplace' in code for code in graphs] == [True, False]
-
-
-@needs_torch(2, 5)  # which has strict
-@pytest.mark.slow
-@pytest.mark.parametrize('strict', [False, True])
-def test_an_exported_graph_has_the_backend_of_its_export(strict):
-    for backend in ('auto', 'reference'):
-        with use_backend(backend):
-            graph = torch.export.export(Kernel(), (Q, K), strict=strict).graph_module
-        assert ('mmlaplace' in graph.code) == (backend == 'auto')
 
 
 @pytest.mark.parametrize('op', [gaussian_kernel, laplacian_kernel])
@@ -273,21 +221,100 @@ def test_meta_halves_stay_halves(op):
         assert op(q, q, 1.0).dtype == torch.bfloat16
 
 
-def test_every_device_but_meta_has_an_autocast_to_leave(monkeypatch):
-    left = []
-    monkeypatch.setattr(torch, 'autocast', lambda device, enabled: left.append((device, enabled)))
-    for device in ('cpu', 'cuda', 'meta', 'mps', 'xpu'):
-        precision.no_autocast(torch.device(device))
-    assert left == [(device, False) for device in ('cpu', 'cuda', 'mps', 'xpu')]
+# On a CPU torch's products compute linear_attention.
+names = pytest.mark.parametrize('name', [name for name in OPS if name != 'linear_attention'])
+INVERSES = {
+    'cholesky_inverse': cholesky_inverse,
+    'newton_schulz_inverse': newton_schulz_inverse,
+    'newton_start_scale': functools.partial(
+        newton_start_scale, factor=1.8, halve=True, per_batch=False
+    ),
+}
+inverses = pytest.mark.parametrize('name', INVERSES)
 
 
-def test_torch_before_2_4_knows_the_autocast_of_cpu_and_cuda(monkeypatch):
-    """It has a function for each of the two, and none that takes a device."""
-    monkeypatch.setattr(torch, 'amp', SimpleNamespace())
-    on = {'cpu': False, 'cuda': False}
-    monkeypatch.setattr(torch, 'is_autocast_cpu_enabled', lambda: on['cpu'])
-    monkeypatch.setattr(torch, 'is_autocast_enabled', lambda: on['cuda'])
-    for device in on:
-        on.update({name: name == device for name in on})
-        found = {name: precision.autocasting(torch.device(name)) for name in (*on, 'meta', 'mps')}
-        assert found == {**on, 'meta': False, 'mps': False}
+@names
+def test_the_short_way_has_the_values_and_derivatives_of_the_long_one(name):
+    tensors, options = example(name)
+    leaves = [tensor.requires_grad_() for tensor in tensors.values()]
+
+    def derivatives(backend):
+        out = OPS[name](**tensors, **options, backend=backend)
+        first = torch.autograd.grad(out.sin().sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(value.sin().sum() for value in first), leaves)
+        return (out, *first, *second)
+
+    torch.testing.assert_close(derivatives('auto'), derivatives('native'), rtol=0, atol=0)
+
+
+@names
+@pytest.mark.parametrize('context', [torch.no_grad, torch.enable_grad])
+def test_no_derivative_in_forward_mode_is_left_out_silently(name, context):
+    tensors, options = example(name)
+    with context(), forward_ad.dual_level(), pytest.raises(NotImplementedError, match='jvp'):
+        duals = {
+            key: forward_ad.make_dual(value, torch.ones_like(value))
+            for key, value in tensors.items()
+        }
+        OPS[name](**duals, **options)
+
+
+def test_what_is_right_in_another_form_than_the_ops_is_computed():
+    q = torch.randn(1, 2, 6, 4)
+    attend, last = OPS['nystrom_attention'], (q[:, :, :3], torch.eye(3).expand(1, 2, 3, 3), 4.0)
+    expected = attend(q, q.bfloat16().float(), q, *last)
+    assert torch.equal(attend(q, q.bfloat16(), q, *last), expected)
+    bandwidth = torch.tensor(4.0, requires_grad=True)
+    assert laplacian_kernel(q, q, bandwidth).requires_grad
+
+
+def large(size=513):
+    points = torch.randn(2, 1, size, 32, dtype=torch.float64)
+    return laplacian_kernel(points, points, 4.0)[:, 0]
+
+
+@inverses
+def test_large_matrices_take_the_reference(name):
+    mat, function = large(), INVERSES[name]
+    reference = functools.partial(function, backend='reference')
+    with Called() as called:
+        out = function(mat)
+    assert 'aten' in called.namespaces
+    assert torch.equal(out, reference(mat))
+    with pytest.raises(RuntimeError, match=f'{name}: .*at most 512 rows, got 513'):
+        function(mat, backend='native')
+    torch.testing.assert_close(torch.func.vmap(function)(mat), out)
+    if name != 'newton_start_scale':
+        found, expected = (
+            results(one, dict(mat=mat), torch.ones_like(out)) for one in (function, reference)
+        )
+        assert all(map(torch.equal, found, expected))
+
+
+class Inverse(torch.nn.Module):
+    def forward(self, mat):
+        return INVERSES[self.name](mat)
+
+
+@needs_torch(2, 5)
+@inverses
+@pytest.mark.parametrize('size', [512, 513])
+def test_a_graph_holds_the_reference_for_large_matrices_alone(name, size):
+    mat, module = large(size), Inverse()
+    module.name = name
+    program = torch.export.export(module, (mat,), strict=False)
+    assert ('mmlaplace' in program.graph_module.code) == (size == 512)
+    torch.testing.assert_close(program.module()(mat), module(mat))
+
+
+def test_full_fp32_leaves_tf32_as_it_was(monkeypatch):
+    settings = torch.backends.cuda.matmul
+    name, allowed = 'fp32_precision', 'tf32'
+    if not hasattr(torch._C, '_set_fp32_precision_setter'):
+        name, allowed = 'allow_tf32', True
+    monkeypatch.setattr(settings, name, allowed)
+    with pytest.raises(ZeroDivisionError), precision.full_fp32(torch.device('cuda')):
+        assert getattr(settings, name) in ('ieee', False)
+        raise ZeroDivisionError
+    with precision.full_fp32(torch.device('cpu')):
+        assert getattr(settings, name) == allowed

@@ -11,13 +11,14 @@ from collections import Counter
 import pytest
 import torch
 from conftest import ROOT
+from test_pooled_landmarks import table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import cpp_extension
 
 from mmlaplace.analysis.recording import steps_watched
 from mmlaplace.models import LaplacianAttention
-from mmlaplace.ops import _native, laplacian_kernel
+from mmlaplace.ops import _native
 from mmlaplace.ops.landmark_attention import composed
 from mmlaplace.ops.linear_attention import linear_attention_reference
 from mmlaplace.ops.nystrom_attention import nystrom_attention_reference
@@ -32,7 +33,7 @@ PLENTY = 227 << 10  # bytes of shared memory, as a block of an H100 can have
 
 
 @pytest.fixture(scope='module')
-def ops(tmp_path_factory):
+def library(tmp_path_factory):
     library = tmp_path_factory.mktemp('gpu_ops') / 'gpu_ops_on_cpu.so'
     folders = [f'-isystem{path}' for path in cpp_extension.include_paths()]
     libraries = [f'-L{path}' for path in cpp_extension.library_paths()]
@@ -45,12 +46,20 @@ def ops(tmp_path_factory):
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-4000:]
     torch.ops.load_library(str(library))
-    yield torch.ops.mmlaplace_gpu_on_cpu
+    return torch.ops.mmlaplace_gpu_on_cpu
+
+
+@pytest.fixture
+def ops(library):
+    library.set_shared_memory(PLENTY)
+    library.set_tensor_cores(False)
+    library.set_last_block_first(False)
+    library.set_running(True)
+    return library
 
 
 def rotary(pairs, tokens):
-    angles = torch.randn(pairs, tokens, dtype=torch.float64)
-    return torch.stack([angles.cos(), angles.sin()]) if pairs else None
+    return table(tokens, pairs) if pairs else None
 
 
 def assert_near(got, wanted, dtype, name):
@@ -60,32 +69,28 @@ def assert_near(got, wanted, dtype, name):
     assert error < bound, f'{name}: {error:.2g}'
 
 
+def assert_like(reference, inputs, arguments, out, gradients, grad):
+    """Values and gradients are those that the reference has in fp64."""
+    wide = [tensor.double().requires_grad_() for tensor in inputs]
+    wanted = reference(*wide, *arguments)
+    assert_near(out, wanted, out.dtype, 'out')
+    expected = torch.autograd.grad(wanted, wide, grad.double())
+    for index, (tensor, got, right) in enumerate(zip(inputs, gradients, expected)):
+        assert got.dtype == tensor.dtype
+        assert_near(got, right, inputs[0].dtype, f'gradient {index}')
+
+
+F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 ATTENTIONS = {
     # name: ((B, heads, N, n, m, d), pairs, form, kernel, whitening_eps, dtype, shared memory)
-    'three parts in two groups': (
-        (1, 1, 130, 140, 5, 4),
-        0,
-        'half',
-        'laplacian',
-        1e-2,
-        torch.float32,
-        PLENTY,
-    ),
-    'many landmarks': ((1, 1, 17, 17, 65, 4), 0, 'half', 'laplacian', 1e-2, torch.float64, PLENTY),
-    'small tiles': ((2, 1, 70, 70, 9, 6), 2, 'half', 'laplacian', 1e-2, torch.float64, PLENTY),
-    'no whitening': ((1, 2, 40, 50, 5, 4), 0, 'half', 'gaussian', None, torch.float64, PLENTY),
-    'global memory': ((1, 1, 40, 40, 9, 6), 3, 'pairs', 'gaussian', 1e-2, torch.float64, 0),
-    'large tiles': ((1, 1, 70, 70, 49, 32), 16, 'half', 'laplacian', 1e-2, torch.float32, PLENTY),
-    'halves': ((1, 1, 70, 70, 9, 8), 2, 'pairs', 'laplacian', 1e-2, torch.bfloat16, PLENTY),
-    'halves, little memory': (
-        (1, 1, 40, 40, 9, 8),
-        2,
-        'pairs',
-        'laplacian',
-        1e-2,
-        torch.bfloat16,
-        0,
-    ),
+    'three parts': ((1, 1, 130, 140, 5, 4), 0, 'half', 'laplacian', 1e-2, F32, PLENTY),
+    'many landmarks': ((1, 1, 17, 17, 65, 4), 0, 'half', 'laplacian', 1e-2, F64, PLENTY),
+    'small tiles': ((2, 1, 70, 70, 9, 6), 2, 'half', 'laplacian', 1e-2, F64, PLENTY),
+    'no whitening': ((1, 2, 40, 50, 5, 4), 0, 'half', 'gaussian', None, F64, PLENTY),
+    'global memory': ((1, 1, 40, 40, 9, 6), 3, 'pairs', 'gaussian', 1e-2, F64, 0),
+    'large tiles': ((1, 1, 70, 70, 49, 32), 16, 'half', 'laplacian', 1e-2, F32, PLENTY),
+    'halves': ((1, 1, 70, 70, 9, 8), 2, 'pairs', 'laplacian', 1e-2, BF16, PLENTY),
+    'halves, little memory': ((1, 1, 40, 40, 9, 8), 2, 'pairs', 'laplacian', 1e-2, BF16, 0),
 }
 
 
@@ -110,79 +115,33 @@ def attend(ops, inputs, table, constants, grad=None):
     return out, kept, grads
 
 
-@pytest.fixture
-def tensor_cores(ops):
-    yield ops.set_tensor_cores
-    ops.set_tensor_cores(False)
-
-
-@pytest.fixture
-def last_block_first(ops):
-    yield ops.set_last_block_first
-    ops.set_last_block_first(False)
-
-
 @pytest.mark.parametrize(('case', 'by_tensor_cores'), [
     *((case, False) for case in ATTENTIONS), ('large tiles', True), ('halves', True),
 ])  # fmt: skip
 def test_attention_for_gpus_has_the_values_and_gradients_of_the_reference(
-    ops, tensor_cores, last_block_first, case, by_tensor_cores
+    ops, case, by_tensor_cores
 ):
     sizes, pairs, form, kernel, whitening_eps, dtype, shared_memory = ATTENTIONS[case]
     ops.set_shared_memory(shared_memory)
-    tensor_cores(by_tensor_cores)
+    ops.set_tensor_cores(by_tensor_cores)
     inputs, table = attention_inputs(sizes, pairs, dtype)
     constants, grad = (kernel, 3.0, whitening_eps, form), torch.randn_like(inputs[0])
     out, kept, gradients = attend(ops, inputs, table, constants, grad)
-    last_block_first(True)  # a GPU promises no order
+    ops.set_last_block_first(True)  # a GPU promises no order
     again, kept_again, gradients_again = attend(ops, inputs, table, constants, grad)
-    pairs_of_runs = zip((out, *kept, *gradients), (again, *kept_again, *gradients_again))
-    assert all(torch.equal(first, second) for first, second in pairs_of_runs)
-
-    wide = [tensor.double().requires_grad_() for tensor in inputs]
-    wanted = nystrom_attention_reference(*wide, table, *constants)
+    runs = (out, *kept, *gradients), (again, *kept_again, *gradients_again)
+    assert all(map(torch.equal, *runs))
     assert out.dtype == dtype and out.transpose(1, 2).is_contiguous()
-    assert_near(out, wanted, dtype, 'out')
-    names = ('q', 'k', 'v', 'landmarks', 'inverse', 'scale')
-    expected = torch.autograd.grad(wanted, wide, grad.double())
-    for name, input, got, right in zip(names, inputs, gradients, expected):
-        assert got.dtype == input.dtype, name
-        assert_near(got, right, dtype, name)
+    arguments = (table, *constants)
+    assert_like(nystrom_attention_reference, inputs, arguments, out, gradients, grad)
 
 
-@pytest.mark.parametrize(('dtype', 'whitening_eps'), [
-    (torch.float32, 1e-5), (torch.float32, None), (torch.float16, 1e-5), (torch.bfloat16, 1e-5),
-])  # fmt: skip
-def test_tensor_cores_are_as_accurate_as_fp32(ops, tensor_cores, dtype, whitening_eps):
-    ops.set_shared_memory(PLENTY)
-    (*tokens, landmarks, _, scale), _ = attention_inputs((1, 1, 64, 45, 33, 12), 0, dtype)
-    landmarks = landmarks.double()
-    # Landmarks that are close, so that products are differences of large numbers.
-    landmarks = landmarks[:, :, :1] + 0.3 * landmarks
-    inverse = torch.linalg.inv(laplacian_kernel(landmarks, landmarks, 16.0)).float()
-    inputs = (*tokens, landmarks.float(), inverse, scale)
-    constants = ('laplacian', 16.0, whitening_eps, 'half')
-    wanted = nystrom_attention_reference(*(x.double() for x in inputs), None, *constants)
-
-    def error():
-        return (ops.nystrom_attention(*inputs, None, *constants)[0].double() - wanted).norm()
-
-    by_threads = error()
-    tensor_cores(True)
-    by_cores = error()
-    assert 0 < by_cores < 2 * by_threads  # they round otherwise, and no worse
-
-
-@pytest.mark.parametrize(('sizes', 'whitening_eps'), [
-    ((1, 1, 5, 5, 3, 4), 1e-30),  # whose power -3/2 is infinite in fp32
-    ((0, 2, 5, 5, 3, 4), 1e-2), ((1, 2, 0, 5, 3, 4), 1e-2), ((1, 2, 5, 5, 0, 4), 1e-2),
-])  # fmt: skip
+# Its power -3/2 is infinite in fp32.
+@pytest.mark.parametrize('whitening_eps', [1e-30, 1e-2])
+@pytest.mark.parametrize('sizes', [(1, 1, 5, 5, 3, 4), (0, 2, 5, 5, 3, 4), (1, 2, 0, 5, 3, 4)])
 def test_empty_inputs_and_a_tiny_whitening_leave_no_nan(ops, sizes, whitening_eps):
-    ops.set_shared_memory(PLENTY)
     inputs, _ = attention_inputs(sizes, 0, torch.float32)
     out, kept, grads = attend(ops, inputs, None, ('laplacian', 3.0, whitening_eps, 'half'))
-    assert out.shape == inputs[0].shape
-    assert [grad.shape for grad in grads] == [tensor.shape for tensor in inputs]
     assert all(tensor.isfinite().all() for tensor in (out, *grads))
 
 
@@ -205,23 +164,18 @@ def test_pooling_for_gpus_has_the_values_and_gradients_of_the_reference(ops, cas
     grad = torch.randn_like(out)
     dk = ops._pooled_landmarks_backward(grad, k, *constants)
 
-    wide = k.double().requires_grad_()
-    wanted = pooled_landmarks_reference(wide, *constants)
-    (expected,) = torch.autograd.grad(wanted, wide, grad.double())
-    assert out.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert dk.dtype == dtype and dk.transpose(1, 2).is_contiguous()
-    assert_near(out, wanted, out.dtype, 'means')
-    assert_near(dk, expected, dtype, 'gradient')
+    assert out.dtype == (F64 if dtype == F64 else F32)
+    assert dk.transpose(1, 2).is_contiguous()
+    assert_like(pooled_landmarks_reference, [k], constants, out, [dk], grad)
 
 
 LINEAR = {
     # name: ((B, heads, N, n, f, d), features, streams, numerator, dtype, shared memory)
-    'small tiles': ((2, 2, 20, 35, 6, 5), 'elu_plus_one', 2, True, torch.float64, PLENTY),
-    'global memory': ((1, 1, 20, 300, 9, 6), 'relu', 1, False, torch.float64, 0),
-    'large tiles': ((1, 1, 70, 300, 12, 8), 'elu_plus_one', 1, False, torch.float32, PLENTY),
-    'halves': ((2, 1, 70, 66, 12, 20), 'none', 2, False, torch.bfloat16, PLENTY),
-    'halves, little memory': ((1, 1, 40, 20, 8, 8), 'relu', 1, True, torch.bfloat16, 0),
-    'one': ((1, 1, 1, 1, 1, 1), 'none', 1, True, torch.float32, PLENTY),
+    'small tiles': ((2, 2, 20, 35, 6, 5), 'elu_plus_one', 2, True, F64, PLENTY),
+    'global memory': ((1, 1, 20, 300, 9, 6), 'relu', 1, False, F64, 0),
+    'large tiles': ((1, 1, 70, 300, 12, 8), 'elu_plus_one', 1, False, F32, PLENTY),
+    'halves': ((2, 1, 70, 66, 12, 20), 'none', 2, False, BF16, PLENTY),
+    'halves, little memory': ((1, 1, 40, 20, 8, 8), 'relu', 1, True, BF16, 0),
 }
 
 
@@ -229,11 +183,11 @@ LINEAR = {
     *((case, False) for case in LINEAR), ('large tiles', True), ('halves', True),
 ])  # fmt: skip
 def test_linear_attention_for_gpus_has_the_values_and_gradients_of_the_reference(
-    ops, tensor_cores, case, by_tensor_cores
+    ops, case, by_tensor_cores
 ):
     (batch, heads, queries, keys, width, dims), *constants, top, dtype, shared_memory = LINEAR[case]
     ops.set_shared_memory(shared_memory)
-    tensor_cores(by_tensor_cores)
+    ops.set_tensor_cores(by_tensor_cores)
     sizes = [(queries, width), (keys, width), (keys, dims), (queries, width), (keys, width)]
     # Of one sign if they are features already, so that no normaliser is near zero.
     make = torch.rand if constants[0] == 'none' else torch.randn
@@ -249,25 +203,9 @@ def test_linear_attention_for_gpus_has_the_values_and_gradients_of_the_reference
 
     out, *gradients = attend()
     assert all(map(torch.equal, (out, *gradients), attend()))
-    wide = [tensor.double().requires_grad_() for tensor in inputs]
-    wanted = linear_attention_reference(*wide, *none, 1e-3, *constants)
     assert out.dtype == dtype and out.transpose(1, 2).is_contiguous()
-    assert_near(out, wanted, dtype, 'out')
-    expected = torch.autograd.grad(wanted, wide, grad.double())
-    for name, got, right in zip(('q', 'k', 'v', 'top_q', 'top_k'), gradients, expected):
-        assert got.dtype == dtype, name
-        assert_near(got, right, dtype, name)
-
-
-def test_linear_attention_for_gpus_of_no_queries_and_no_keys(ops):
-    ops.set_shared_memory(PLENTY)
-    none, some = torch.rand(1, 2, 0, 4), torch.rand(1, 2, 5, 4)
-    for q, k in ((none, some), (some, none), (none[:0], some[:0])):
-        out, sums = ops.linear_attention(q, k, k, None, None, 0.0, 'elu_plus_one', 1)
-        arguments = (out, q, k, k, None, None, sums, 0.0, 'elu_plus_one', 1)
-        dq, dk, dv, *_ = ops._linear_attention_backward(*arguments)
-        assert (out.shape, dq.shape, dk.shape, dv.shape) == (q.shape, q.shape, k.shape, k.shape)
-        assert out.isnan().all() and not dk.any() and not dv.any()
+    arguments = (*none, 1e-3, *constants)
+    assert_like(linear_attention_reference, inputs, arguments, out, gradients, grad)
 
 
 WHOLE = {
@@ -281,7 +219,6 @@ WHOLE = {
 @pytest.mark.parametrize('case', WHOLE)
 def test_the_op_with_landmarks_and_inverse_is_the_composition(ops, case):
     (batch, heads, height, width, dims), pairs, cells, kernel, eps, scaled, dtype = WHOLE[case]
-    ops.set_shared_memory(PLENTY)
     tokens = height * width
     q, k, v = torch.randn(3, batch, tokens, heads, dims, dtype=torch.float64).transpose(2, 3)
     gamma = torch.rand(heads, dtype=torch.float64) * tokens**0.5 if scaled else None
@@ -333,7 +270,6 @@ def test_a_whole_attention_at_batch_1_has_few_launches(
     attention = LaplacianAttention(embed_dims, embed_dims // 32, (side, side)).eval()
     monkeypatch.setattr(attention, 'mix', attention.mix_in_one_op)
     monkeypatch.setattr(_native, 'compiled', lambda name: getattr(ops, name).default)
-    ops.set_shared_memory(PLENTY)
     ops.set_running(False)
     x = torch.randn(1, side * side, embed_dims)
 
@@ -342,10 +278,7 @@ def test_a_whole_attention_at_batch_1_has_few_launches(
         with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
             attention(x, (side, side))
 
-    try:
-        found = launches(ops, run)
-    finally:
-        ops.set_running(True)
+    found = launches(ops, run)
     # Autocast converts the input, and the weights and biases of three layers.
     copies = dict(copy_=7) if autocast else {}
     assert found == dict(ours=5, addmm=2, _convolution=1, add=1, **copies)

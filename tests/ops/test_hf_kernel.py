@@ -4,11 +4,13 @@ import json
 import re
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from called_ops import Called
 from conftest import ROOT, load_tool, needs_torch
+from test_tracing import all_ops
 
 from mmlaplace import ops as ours
 from mmlaplace.ops._sources import library_sources
@@ -18,34 +20,25 @@ pytestmark = needs_torch(2, 10)
 tool = load_tool('.dev_scripts/make_hf_kernel.py')
 
 
-def make(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, 'argv', ['make_hf_kernel.py', *map(str, arguments)])
-    tool.main()
+def make(*arguments):
+    with mock.patch.object(sys, 'argv', ['make_hf_kernel.py', *map(str, arguments)]):
+        tool.main()
 
 
 @pytest.fixture(scope='module')
 def kernel(tmp_path_factory):
     folder = tmp_path_factory.mktemp('kernel')
-    with pytest.MonkeyPatch.context() as patch:
-        make(patch, folder / 'mmlaplace-ops')
+    make(folder / 'mmlaplace-ops')
     return kernels.get_local_kernel(folder / 'mmlaplace-ops', backend='cpu')
 
 
 def results(ops, backend='native'):
-    """Results and gradients of each function that is an op."""
+    """All ops together, and their gradients."""
     generator = torch.Generator().manual_seed(0)
-    q, k = (torch.randn(2, 2, 9, 4, generator=generator, requires_grad=True) for _ in range(2))
-    marks = ops.pooled_landmarks(k, (3, 3), ratio=2, backend=backend)
-    matrix = ops.laplacian_kernel(marks, marks, 4.0, backend=backend)
-    inverses = [getattr(ops, name)(matrix, backend=backend)
-                for name in ('cholesky_inverse', 'newton_schulz_inverse')]  # fmt: skip
-    mixed = ops.nystrom_attention(
-        q, k, k, marks, inverses[0], 4.0, whitening_eps=1e-2, backend=backend
-    )
-    near = ops.gaussian_kernel(q, marks, 4.0, backend=backend)
-    linear = ops.linear_attention(q, k, q, features='elu_plus_one', backend=backend)
-    found = [marks, matrix, *inverses, mixed, near, linear]
-    return [*found, *torch.autograd.grad(sum(value.square().sum() for value in found), (q, k))]
+    q, k = (torch.randn(2, 2, n, 4, generator=generator, requires_grad=True) for n in (9, 6))
+    with ops.use_backend(backend):
+        out = all_ops(q, k, ops)
+    return [out, *torch.autograd.grad(out.square().sum(), (q, k))]
 
 
 def test_a_kernel_needs_torch_alone(kernel):
@@ -66,51 +59,43 @@ def test_results_and_gradients_are_those_of_mmlaplace(kernel):
         torch.testing.assert_close(value, reference, rtol=1e-3, atol=1e-4)  # fp32, an inverse
 
 
-def test_a_library_with_cuda_code_becomes_a_variant_for_its_cuda(tmp_path, monkeypatch):
+CUDA = b'mmlaplace built for cuda=13.0;mmlaplace built for arches=800,900;'
+
+
+@pytest.mark.parametrize(('start', 'end', 'name', 'backend'), [
+    (b'', CUDA, r'cu130-\w+-\w+', {'type': 'cuda', 'archs': ['8.0', '9.0+PTX']}),
+    (b'\xcf\xfa\xed\xfe', b'', 'cpu-(x86_64|aarch64)-darwin', {'type': 'cpu'}),  # Mach-O
+])  # fmt: skip
+def test_a_library_becomes_a_variant_for_its_cuda_or_system(tmp_path, start, end, name, backend):
     library = tmp_path / '_C.abi3.so'
-    said = b'mmlaplace built for cuda=13.0;mmlaplace built for arches=800,900;'
-    library.write_bytes((ROOT / tool.LIBRARY).read_bytes() + said)
-    make(monkeypatch, tmp_path / 'new', library)
+    library.write_bytes(start + (ROOT / tool.LIBRARY).read_bytes()[len(start) :] + end)
+    make(tmp_path / 'new', library)
     (written,) = (tmp_path / 'new/build').glob('*/metadata.json')
-    assert re.fullmatch(r'torch-stable-abi210-cu130-\w+-\w+', written.parent.name)
-    assert json.loads(written.read_text())['backend'] == {
-        'type': 'cuda', 'archs': ['8.0', '9.0+PTX']
-    }  # fmt: skip
-
-
-def test_a_library_of_macos_becomes_a_variant_of_macos(tmp_path, monkeypatch):
-    library = tmp_path / '_C.abi3.so'
-    library.write_bytes(b'\xcf\xfa\xed\xfe' + (ROOT / tool.LIBRARY).read_bytes()[4:])  # Mach-O
-    make(monkeypatch, tmp_path / 'new', library)
-    (variant,) = (tmp_path / 'new/build').iterdir()
-    assert re.fullmatch(r'torch-stable-abi210-cpu-(x86_64|aarch64)-darwin', variant.name)
+    assert re.fullmatch(f'torch-stable-abi210-{name}', written.parent.name)
+    assert json.loads(written.read_text())['backend'] == backend
 
 
 def test_kernel_builder_finds_all_sources_and_what_they_include(kernel):
     tomllib = pytest.importorskip('tomllib', reason='Python 3.11 has it')
     folder = Path(kernel.__file__).parents[2]
     build = tomllib.loads((folder / 'build.toml').read_text())
-    assert set(build['general']) == {'name', 'version', 'edition', 'license', 'backends'}
-    cpu, cuda = (build['kernel'][f'ops_{name}'] for name in build['general']['backends'])
-    assert (cpu['backend'], cuda['backend']) == ('cpu', 'cuda')
+    cpu, cuda = (build['kernel'][f'ops_{name}'] for name in ('cpu', 'cuda'))
     # Of kernel-builder, and for ONNX Runtime alone.
     others = {'registration.h', '../../onnxruntime/host.h'}
     compiled = {path.relative_to(ROOT).as_posix() for path in library_sources(ROOT / 'ops')}
     assert {*cuda['src']} == compiled - {'ops/common/build_info.cpp'}  # the binding has it
     assert {*cpu['src']} == {path for path in cuda['src'] if not path.endswith('.cu')}
-    for given in (cpu['src'], cuda['src']):
-        for source in [*build['torch']['src'], *given]:
-            path = folder / source
-            for name in re.findall(r'^#include "(.*)"', path.read_text(), re.MULTILINE):
-                near = (path.parent / name).resolve()
-                own = near.is_file() and near.relative_to(folder).as_posix() in given
-                assert own or name in others, (source, name)
-    python = folder / 'torch-ext/mmlaplace_ops'
-    assert {p.name for p in python.iterdir()} == {'__init__.py', 'ops'}
-    assert "glob('_mmlaplace_ops*.so')" in (python / 'ops/_native.py').read_text()
+    for source in {*build['torch']['src'], *cuda['src']}:
+        for name in re.findall('^#include "(.*)"', (folder / source).read_text(), re.MULTILINE):
+            near = (folder / source).parent.joinpath(name).resolve()
+            assert name in others or near.relative_to(folder).as_posix() in cuda['src'], source
+    assert {p.name for p in (folder / 'torch-ext/mmlaplace_ops').iterdir()} == {
+        '__init__.py',
+        'ops',
+    }
 
 
-def test_what_is_no_library_or_no_package_gets_one_sentence(tmp_path, monkeypatch):
+def test_what_is_no_library_or_no_package_gets_one_sentence(tmp_path):
     (tmp_path / 'mine.txt').touch()
     other = tmp_path / '_C.abi3.so'
     other.write_bytes(b'\0mmlaplace built for torch=2.1;\0')
@@ -120,4 +105,4 @@ def test_what_is_no_library_or_no_package_gets_one_sentence(tmp_path, monkeypatc
         ([tmp_path / 'new', other], 'no library that serves torch 2.10 and later; compile'),
     ):
         with pytest.raises(SystemExit, match=message):
-            make(monkeypatch, *arguments)
+            make(*arguments)

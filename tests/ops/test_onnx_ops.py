@@ -44,7 +44,6 @@ OPS = {
     'inverse_residual': lambda x: ops.inverse_residual(spd(x), spd(x), 0.1),
     'nystrom_attention': attend,
     'nystrom_attention, turned and whitened': attend_turned,
-    'pooled_landmarks, cells': lambda x: ops.pooled_landmarks(x, HW, cells=(4, 9)),
     'pooled_landmarks, ratio': lambda x: ops.pooled_landmarks(x, HW, ratio=4),
 }
 

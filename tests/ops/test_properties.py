@@ -1,32 +1,19 @@
-"""Kernels and inverses of random shapes, strides and dtypes, against their formulas in fp64."""
+"""Kernels of random shapes and dtypes, against their formulas in fp64."""
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mmlaplace.ops import cholesky_inverse, gaussian_kernel, laplacian_kernel, newton_schulz_inverse
+from mmlaplace.ops import gaussian_kernel, laplacian_kernel
 
 # Each op, and of its formula exp(-rate(bandwidth) * sum_c f(x_c)) the functions f, f' and rate.
 KERNELS = {
     'laplacian': (laplacian_kernel, torch.abs, torch.sign, lambda s: 1 / s),
     'gaussian': (gaussian_kernel, torch.square, lambda x: 2 * x, lambda s: 0.5 / s**2),
 }
-INVERSES = {
-    'newton': lambda mat, ridge, backend: newton_schulz_inverse(mat, 30, ridge, backend=backend),
-    'cholesky': lambda mat, ridge, backend: cholesky_inverse(mat, ridge, backend=backend),
-}
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-LAYOUTS = {  # of tensors (B, heads, N, d), made from memory that `normal(*shape)` makes
-    'contiguous': lambda normal, b, h, n, d: normal(b, h, n, d),
-    'transposed': lambda normal, b, h, n, d: normal(b, n, h, d).transpose(1, 2),
-    'sliced': lambda normal, b, h, n, d: normal(b, h, 2 * n + 1, d + 3)[:, :, 1::2, 2:-1],
-    'reversed': lambda normal, b, h, n, d: normal(d, n, h, b).permute(3, 2, 1, 0),
-    'expanded': lambda normal, b, h, n, d: normal(1, h, 1, d).expand(b, h, n, d),
-    # Windows of one row, a channel apart.
-    'overlapping': lambda normal, b, h, n, d: normal(n + d).as_strided((b, h, n, d), (0, 0, 1, 1)),
-}
-layouts, seeds = st.sampled_from(list(LAYOUTS.values())), st.integers(0, 2**31)
+seeds = st.integers(0, 2**31)
 channels = st.integers(1, 40) | st.sampled_from([48, 64])
 EXAMPLES = settings(
     max_examples=100,
@@ -53,7 +40,7 @@ def pairs(draw):
     """Queries and keys, what draws a gradient, and a bandwidth."""
     normal = normals(draw, draw(st.sampled_from(DTYPES)), draw(st.sampled_from([1e-3, 0.1, 1, 30])))
     batch, heads, dims = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(channels)
-    q, k = (draw(layouts)(normal, batch, heads, draw(st.integers(1, 60)), dims) for _ in range(2))
+    q, k = (normal(batch, heads, draw(st.integers(1, 60)), dims) for _ in range(2))
     if draw(st.booleans()):  # landmarks that all but coincide
         k = k[:, :, :1] + 1e-6 * k
     return q, k, normals(draw, q.dtype), draw(st.floats(0.05, 50))
@@ -76,7 +63,6 @@ def test_kernels_and_their_gradients_are_those_of_the_formula(name, computed_by,
     upstream = normal(*out.shape).to(device)
     grads = torch.autograd.grad(out, (q, k), upstream)
     assert out.dtype == q.dtype == grads[0].dtype == grads[1].dtype
-    assert out.min() >= 0 and out.max() <= 1
 
     difference = q.detach().double().unsqueeze(-2) - k.detach().double().unsqueeze(-3)
     truth = torch.exp(-rate(bandwidth) * f(difference).sum(-1))
@@ -94,42 +80,3 @@ def test_kernels_and_their_gradients_are_those_of_the_formula(name, computed_by,
         allowed = (error_of_k + (length + 8) * wide) * summands.abs().sum(axis)
         smallest = torch.finfo(q.dtype).tiny  # below it digits go
         assert ((grad - expected).abs() <= allowed + narrow * expected.abs() + smallest).all()
-
-
-@st.composite
-def matrices(draw):
-    """Laplacian kernels (B, heads, m, m) of few places with landmarks about them, and a ridge."""
-    normal = normals(draw, torch.float64)
-    size, places = draw(st.integers(1, 40)), draw(st.integers(1, 40))
-    centers = normal(2, 1, places, 8).repeat(1, 1, -(-size // places), 1)[:, :, :size]
-    points = centers + draw(st.sampled_from([0.0, 1e-6, 1e-2])) * normal(*centers.shape)
-    mat = laplacian_kernel(points, points, 4.0).to(draw(st.sampled_from(DTYPES)))
-    layout = draw(st.sampled_from(['contiguous', 'transposed', 'expanded', 'sliced']))
-    if layout == 'transposed':
-        mat = mat.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)
-    elif layout == 'expanded':
-        mat = mat[:1].expand(3, 2, size, size)
-    elif layout == 'sliced':
-        mat = torch.nn.functional.pad(mat, (1, 2, 3, 1))[..., 3:-1, 1:-2]
-    return mat, draw(st.floats(1e-3, 1.0))
-
-
-@pytest.mark.parametrize('backend', ['native', 'reference'])
-@pytest.mark.parametrize('name', INVERSES)
-@EXAMPLES
-@given(case=matrices())
-def test_inverses_leave_the_residual_they_promise(name, backend, case):
-    mat, ridge = case
-    identity = torch.eye(mat.shape[-1], dtype=torch.float64)
-    ridged = mat.double() + ridge * identity
-    eigenvalues = torch.linalg.eigvalsh(ridged)
-    assume(eigenvalues.min() > ridge / 2)  # a half may have been rounded to be indefinite
-    condition = (eigenvalues[..., -1] / eigenvalues[..., 0]).max()
-    out = INVERSES[name](mat, ridge, backend)
-    assert out.shape == mat.shape and out.dtype == mat.dtype
-    wide, narrow = epsilons(mat.dtype)
-    error, allowed = (identity - ridged @ out.double()).abs().max(), 0
-    if narrow != wide:  # the rounded inverse of a matrix that may be hardly definite
-        truth = torch.linalg.inv(ridged)
-        error, allowed = (out.double() - truth).abs().max() / truth.abs().max(), narrow
-    assert error <= allowed + wide * (mat.shape[-1] + condition)

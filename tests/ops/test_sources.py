@@ -18,41 +18,6 @@ COMPILER = os.environ.get('CXX') or 'g++'
 needs_compiler = pytest.mark.skipif(
     shutil.which(COMPILER) is None, reason=f'no compiler {COMPILER}'
 )
-SOURCES = sorted(
-    path
-    for folder in ('ops', 'tests/ops/native')
-    for path in (ROOT / folder).rglob('*')
-    if path.suffix in SUFFIXES
-)
-
-
-def test_clang_format_would_change_no_native_source():
-    # Of the environment and not of the PATH, as versions differ in their changes.
-    program = clang_format.get_executable('clang-format')
-    result = subprocess.run(
-        [program, '--dry-run', '-Werror', *SOURCES], cwd=ROOT, capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr
-    # It leaves a line alone that it cannot break.
-    assert not [path for path in SOURCES if max(map(len, path.read_text().splitlines())) > 100]
-    hook = (ROOT / '.pre-commit-config.yaml').read_text()
-    (revision,) = re.findall(r'mirrors-clang-format\n    rev: v(\S+)', hook)
-    assert f'clang-format=={revision}\n' in (ROOT / 'requirements/tests.txt').read_text()
-
-
-@pytest.mark.skipif(shutil.which('nm') is None, reason='no nm')
-@pytest.mark.skipif(_native.WHY_MISSING is not None, reason='the compiled library is missing')
-def test_a_library_of_the_stable_abi_needs_no_class_of_torch():
-    library = loaded_library()
-    if 'torch_from' not in _native.build_info(library):
-        pytest.skip('it is for one torch before 2.10, by its C++ classes')
-    lines = subprocess.run(
-        ['nm', '-D', '--undefined-only', library], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    names = [line.split()[-1] for line in lines]
-    assert any(name.startswith('aoti_torch_') for name in names)
-    # C++ writes the namespaces at, c10 and torch into a name with their lengths.
-    assert not [name for name in names if re.match(r'_Z\w*?(2at|3c10|5torch)\d', name)]
 
 
 def run(command, **environment):
@@ -61,6 +26,27 @@ def run(command, **environment):
     )
     assert result.returncode == 0, f'{command}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}'
     return result.stdout
+
+
+def test_clang_format_would_change_no_native_source():
+    # Of the environment and not of the PATH, as versions differ in their changes.
+    paths = [*ROOT.glob('ops/**/*'), *ROOT.glob('tests/ops/native/*')]
+    sources = [path for path in paths if path.suffix in SUFFIXES]
+    run([clang_format.get_executable('clang-format'), '--dry-run', '-Werror', *sources])
+    # It leaves a line alone that it cannot break.
+    assert not [path for path in sources if max(map(len, path.read_text().splitlines())) > 100]
+
+
+@pytest.mark.skipif(shutil.which('nm') is None, reason='no nm')
+@pytest.mark.skipif(_native.WHY_MISSING is not None, reason='the compiled library is missing')
+def test_a_library_of_the_stable_abi_needs_no_class_of_torch():
+    library = loaded_library()
+    if 'torch_from' not in _native.build_info(library):
+        pytest.skip('it is for one torch before 2.10, by its C++ classes')
+    names = re.findall(r'\S+$', run(['nm', '-D', '--undefined-only', library]), re.MULTILINE)
+    assert any(name.startswith('aoti_torch_') for name in names)
+    # C++ writes the namespaces at, c10 and torch into a name with their lengths.
+    assert not [name for name in names if re.match(r'_Z\w*?(2at|3c10|5torch)\d', name)]
 
 
 @pytest.mark.sanitizer
@@ -86,12 +72,8 @@ def test_cuda_kernels_run_right_on_a_cpu(op, sanitizer, cases, tmp_path):
 def test_cpu_ops_pass_under_address_and_undefined_behaviour_sanitizers(tmp_path):
     """The op tests again, with a library built by MMLAPLACE_SANITIZE=1."""
     # The sanitizer looks for libstdc++ when it starts, and torch 2.1 throws while it is loaded.
-    preload = [
-        subprocess.run(
-            [COMPILER, f'-print-file-name={library}.so'], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        for library in ('libasan', 'libstdc++')
-    ]
+    preload = [run([COMPILER, f'-print-file-name={library}.so']).strip()
+               for library in ('libasan', 'libstdc++')]  # fmt: skip
     if not all(map(os.path.isabs, preload)):
         pytest.skip(f'{COMPILER} has no AddressSanitizer library to load into Python')
     run([sys.executable, 'setup.py', '-q', 'build_ext', '--build-temp', tmp_path / 'objects',

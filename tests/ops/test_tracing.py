@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import NO_GPU, needs_torch
+from op_results import results
 
 from mmlaplace import ops
 from mmlaplace.ops import _native
@@ -79,37 +80,20 @@ def test_inverses_of_any_size_have_the_strides_that_graphs_expect(name, size, de
 
 
 @needs_compile
-def test_opcheck_of_the_gradients_of_powers():
-    x, power, shift = points(2, 2, 11, 4), points(2, 1, 4), points(2, 1, 4)
-    grad = points(2, 2, 11, 8, requires_grad=False)
-    backward = torch.ops.mmlaplace._signed_powers_backward.default
-    inputs = (grad, *(tensor.detach().abs() for tensor in (x, power, shift)))
-    torch.library.opcheck(backward, inputs)
-
-
-@needs_compile
 @pytest.mark.parametrize('device', DEVICES)
-@pytest.mark.parametrize(
-    'name', ['laplacian_kernel', 'gaussian_kernel', 'pooled_landmarks', 'linear_attention',
-             pytest.param('nystrom_attention', marks=pytest.mark.slow)]
-)  # fmt: skip
+@pytest.mark.parametrize('name', [n for n in ARGUMENTS if 'inverse' not in n])
 def test_opcheck_of_the_gradients(name, device):
     backward = getattr(torch.ops.mmlaplace, f'_{name}_backward').default
     arguments = ARGUMENTS[name](device=device, requires_grad=False)
     out = getattr(torch.ops.mmlaplace, name)(*arguments)
     grad = torch.randn_like(out[0] if isinstance(out, tuple) else out)
-    if name == 'nystrom_attention':
-        inputs = (grad, *arguments[:7], *out[1:], *arguments[7:])
-    elif name == 'linear_attention':
-        inputs = (grad, *arguments[:5], out[1], *arguments[5:])
-    elif name == 'pooled_landmarks':
-        inputs = (grad, *arguments)
-    else:
-        inputs = (grad, *arguments[:2], out, *arguments[2:])
+    tensors = sum(value is None or isinstance(value, torch.Tensor) for value in arguments[:7])
+    kept = {'pooled_landmarks': (), 'linear_attention': out[1:], 'nystrom_attention': out[1:]}
+    inputs = (grad, *arguments[:tensors], *kept.get(name, (out,)), *arguments[tensors:])
     torch.library.opcheck(backward, inputs)
 
 
-def all_ops(q, k):
+def all_ops(q, k, ops=ops):
     marks = ops.pooled_landmarks(k, (1, k.shape[2]), cells=(1, 5))
     matrix = ops.laplacian_kernel(marks, marks, 4.0)
     skewed = matrix + 0.1 * matrix.triu(1)  # of which Cholesky inverts the mean of both triangles
@@ -173,36 +157,19 @@ def test_jit_trace_keeps_the_ops():
     torch.testing.assert_close(traced(2 * q, 2 * k), all_ops(2 * q, 2 * k))
 
 
-@needs_compile
-def test_export_keeps_the_ops():
-    q, k = points(2, 3, 12, 8, requires_grad=False), points(2, 3, 5, 8, requires_grad=False)
-    tokens = torch.export.Dim('tokens', min=2, max=4096)
-    program = torch.export.export(AllOps(), (q, k), dynamic_shapes=({2: tokens}, None))
-    code = program.graph_module.print_readable(print_output=False)
-    assert all(f'mmlaplace.{name}.default' in code for name in ARGUMENTS)
-    longer = points(2, 3, 40, 8, requires_grad=False)
-    torch.testing.assert_close(program.module()(longer, k), all_ops(longer, k))
-
-
 @needs_torch(2, 6)
 @pytest.mark.parametrize('backend', ['auto', 'reference'])
-def test_an_exported_graph_has_the_gradients_of_the_ops(backend):
+def test_an_exported_graph_keeps_the_ops_and_their_gradients(backend):
     q, k = points(2, 3, 12, 8, requires_grad=False), points(2, 3, 5, 8, requires_grad=False)
+    tokens = torch.export.Dim('tokens', min=2, max=4096)
     with ops.use_backend(backend):
-        exported = torch.export.export(AllOps(), (q, k)).module()
-        inputs = q.requires_grad_(), k.requires_grad_()  # they did not when the graph was made
-        grads, truth = (torch.autograd.grad(f(*inputs).square().sum(), inputs)
-                        for f in (exported, all_ops))  # fmt: skip
-    torch.testing.assert_close(grads, truth, rtol=1e-4, atol=1e-4)  # sums in another order
-
-
-# The other two read halves as such, and so have no rule of autocast.
-@pytest.mark.parametrize('device', DEVICES)
-@pytest.mark.parametrize('name', ['laplacian_kernel', 'gaussian_kernel', 'newton_schulz_inverse'])
-def test_autocast_reaches_the_ops_themselves(name, device):
-    arguments = ARGUMENTS[name](device=device, dtype=torch.bfloat16)
-    with torch.autocast(device, dtype=torch.bfloat16):
-        out = getattr(torch.ops.mmlaplace, name)(*arguments)
-    assert out.dtype == torch.float32
-    out.sum().backward()
-    assert arguments[0].grad.dtype == torch.bfloat16
+        program = torch.export.export(AllOps(), (q, k), dynamic_shapes=({2: tokens}, None))
+        code = program.graph_module.print_readable(print_output=False)
+        kept = [name for name in ARGUMENTS if f'mmlaplace.{name}.default' in code]
+        assert kept == (list(ARGUMENTS) if backend == 'auto' else ['linear_attention'])
+        inputs = points(2, 3, 40, 8), k.requires_grad_()  # no gradients when the graph was made
+        found, expected = (
+            results(f, inputs, torch.ones_like(inputs[0])) for f in (program.module(), all_ops)
+        )
+    torch.testing.assert_close(found[0], expected[0])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)  # sums in another order
