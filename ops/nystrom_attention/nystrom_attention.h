@@ -94,7 +94,9 @@ inline void check_gradient(const Sizes& sizes, const Tensor& grad, const Tensor&
   const char* op = "nystrom_attention";
   MMLAPLACE_CHECK(grad.sizes() == q.sizes() && grad.scalar_type() == q.scalar_type() &&
                       grad.device() == q.device(),
-                  op, ": the gradient ", grad.sizes(), " must be like q ", q.sizes());
+                  op, ": the gradient must be ", q.sizes(), " of ", q.scalar_type(), " on ",
+                  q.device(), " as q is, got ", grad.sizes(), " of ", grad.scalar_type(), " on ",
+                  grad.device());
   const auto [batch, heads, queries, keys, marks, dims] = sizes;
   const int64_t moments = whitening >= 0 ? marks : 0;
   MMLAPLACE_CHECK(mean.sizes().equals({batch, heads, moments}) &&

@@ -13,7 +13,7 @@ from mmengine.registry import MODELS
 from mmlaplace import get_model
 from mmlaplace.analysis import measuring
 from mmlaplace.analysis.complexity import count_complexity, mmengine_flop_handles
-from mmlaplace.analysis.networks import image_size
+from mmlaplace.analysis.networks import Network, image_size
 from mmlaplace.analysis.training_memory import LayerByLayer
 from mmlaplace.model_zoo import read_models
 from mmlaplace.models import BaseAttention, LaplacianAttention
@@ -83,6 +83,30 @@ def test_mmengine_counts_the_same_of_an_attention(name):
     by_operator = analyzer.set_op_handle(**mmengine_flop_handles()).by_operator()
     total = sum(count for name, count in by_operator.items() if name not in NO_PRODUCTS)
     assert count_complexity(model, (32, 16, 16)).macs == pytest.approx(total, rel=1e-3)
+
+
+# Not SOFT: heads share the filters of its landmarks, which counts as one head where types decide.
+@pytest.mark.parametrize('name', ['LaplacianFormer', 'PVT', 'RAVLT', 'Swin', 'ViT'])
+def test_counters_by_types_see_all_layers(name):
+    """As thop and ptflops count: by hooks on layers whose type is exactly torch's."""
+    zoo, counts = MODELS.get(name).arch_zoo, []
+    backbone = MODELS.build(dict(type=name, arch=next(iter(zoo)), img_size=64))
+    for layer in backbone.modules():
+        if type(layer) in (torch.nn.Linear, torch.nn.Conv2d):
+            macs = layer.weight[0].numel()  # of an output value
+            layer.register_forward_hook(lambda m, i, out, n=macs: counts.append(n * out.numel()))
+    counted = count_complexity(backbone, (3, 64, 64))
+    assert sum(counts) == counted.weight_macs
+
+
+@pytest.mark.slow
+def test_whole_models_have_the_published_counts():
+    with torch.device('meta'):
+        model = get_model('softpp-small_upernet_8xb2-160k_ade20k-512x512')
+        counted = count_complexity(Network(model).eval(), (3, 512, 512))
+    # SOFT++'s Table 7, in whole millions and without the Newton steps.
+    assert counted.parameters == pytest.approx(60e6, abs=0.6e6)
+    assert counted.macs == pytest.approx(237e9, rel=0.03)
 
 
 @pytest.mark.slow
