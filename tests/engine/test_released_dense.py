@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import ROOT, run_script
 from mmengine.runner.checkpoint import load_checkpoint
-from test_released_weights import authors, path_of, server  # noqa: F401, fixtures
+from test_released_weights import authors, put, website  # noqa: F401, fixtures
 
 from mmlaplace import create_backbone, get_model
 from mmlaplace.checkpoints import load_weights
@@ -115,13 +115,12 @@ def test_the_authors_file_loads_by_each_loader(load, retinanet, monkeypatch):
     assert filled(get_model(RETINANET, pretrained=True))
 
 
-def test_inferencers_take_names_and_download(authors, monkeypatch, tmp_path):  # noqa: F811
+def test_inferencers_take_names_and_download(authors, monkeypatch):  # noqa: F811
     detector = 'retinanet_pvt-tiny_fpn_1x_coco'
     here = DENSE[detector]._replace(weights='https://example.com/a.pth', page='')
     monkeypatch.setitem(DENSE, detector, here)
     given = released(detector, 'cpu')
-    torch.save(given, tmp_path / 'detector.pth')
-    authors.contents[path_of(here.weights)] = (tmp_path / 'detector.pth').read_bytes()
+    put(authors, here.weights, given)
     inferencer = importlib.import_module('mmdet.apis').DetInferencer
     model = inferencer(detector, device='cpu').model
     assert torch.equal(model.bbox_head.retina_cls.weight, given['bbox_head.retina_cls.weight'])
@@ -132,8 +131,7 @@ def test_inferencers_take_names_and_download(authors, monkeypatch, tmp_path):  #
     assert not any('in1k' in name for name in names)
     segmentor = SEGHEAD.format(0, 'cityscapes-1024x1024')
     given = released(segmentor, 'cpu')
-    torch.save(given, tmp_path / 'theirs.pt')
-    authors.contents[path_of(DENSE[segmentor].weights)] = (tmp_path / 'theirs.pt').read_bytes()
+    put(authors, DENSE[segmentor].weights, given)
     model = importlib.import_module('mmseg.apis').MMSegInferencer(segmentor, device='cpu').model
     last = given['head.output_ops.0.op_list.1.conv.weight']
     assert torch.equal(model.decode_head.conv_seg.weight, last)

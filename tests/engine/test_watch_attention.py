@@ -86,7 +86,6 @@ def test_the_figures_are_those_of_the_formulas():
 
 @pytest.mark.parametrize(('attn_cfg', 'figures'), [
     (dict(type='SOFTAttention'), {'share', 'condition'}),
-    (dict(type='NystromformerAttention', num_landmarks=4), {'share', 'condition'}),
     (dict(type='KernelAttention', normalization='whitened'), {'share', 'gamma'}),
     (dict(type='XCAttention', lepe_kernel=0), {'temperature'}),
     (dict(type='SoftmaxAttention', lepe_kernel=0), set()),
