@@ -1,9 +1,7 @@
-"""The runner of studies: order, failures, an interrupt, and the lock of a folder.
-
-tests/lab/reproduction/test_reproduce.py has jobs that need others, and those that run alone.
-"""
+"""The runner of studies: order, failures, an interrupt, and the lock of a folder."""
 
 import threading
+import time
 
 import pytest
 
@@ -13,9 +11,12 @@ from mmlaplace.lab.runner import FolderJob, Job, JobFailed, run_all
 class Made(Job):
     """A job that a function does."""
 
-    def __init__(self, label, work, finished=None):
+    alone = False
+
+    def __init__(self, label, work, finished=None, **options):
         super().__init__(label)
         self.run, self.finished = work, finished
+        vars(self).update(options)
 
     def result(self):
         if isinstance(self.finished, Exception):
@@ -32,11 +33,12 @@ def failing(error):
 
 @pytest.mark.parametrize('at_once', [1, 3])
 def test_each_outcome_is_a_result_or_the_text_of_a_failure(at_once):
-    told = []
+    told, bad = [], Made('bad', failing(JobFailed('the end of its log')))
     jobs = [
+        Made('after', dict, needs=dict(bad=bad)),
         Made('good', dict),
         Made('finished', failing(AssertionError()), dict(before=True)),
-        Made('bad', failing(JobFailed('the end of its log'))),
+        bad,
         Made('worse', failing(ValueError('of the work'))),
         Made('other settings', dict, ValueError('take another folder')),
     ]
@@ -44,8 +46,10 @@ def test_each_outcome_is_a_result_or_the_text_of_a_failure(at_once):
     assert {job.label: outcome for job, outcome in outcomes.items()} == {
         'good': {}, 'finished': dict(before=True), 'bad': 'the end of its log',
         'worse': 'ValueError: of the work', 'other settings': 'ValueError: take another folder',
+        'after': 'it needs bad, which failed',
     }  # fmt: skip
-    assert sorted(told) == ['bad', 'good', 'other settings', 'worse']  # no result is told twice
+    # No result is told twice.
+    assert sorted(told) == ['after', 'bad', 'good', 'other settings', 'worse']
 
 
 def test_a_plan_can_follow_from_the_results_so_far():
@@ -90,6 +94,23 @@ def test_jobs_at_the_same_time_have_gpus_of_their_own():
     jobs = [Made(str(number), work_of(number)) for number in range(4)]
     run_all(jobs, 2, devices=['0,1', '2,3'])
     assert sorted(seen) == ['0,1', '0,1', '2,3', '2,3']
+
+
+def test_what_must_be_alone_has_nothing_beside_it():
+    said = []
+
+    def work_of(name):
+        def run():
+            said.append(name)
+            time.sleep(0.1)
+            said.append(name)
+            return {}
+
+        return run
+
+    run_all([Made(name, work_of(name), alone=name < 'c') for name in 'acbd'], 2)
+    order = ''.join(said)
+    assert 'aa' in order and 'bb' in order and len(order) == 8
 
 
 def test_two_calls_work_once_in_a_folder(tmp_path):

@@ -165,13 +165,3 @@ class SquareOfTokens(Right):
         query, key = self.phi(q, k)
         weights = query @ key.transpose(-2, -1)  # FAULT
         return (weights / weights.sum(-1, keepdim=True)).to(v.dtype) @ v
-
-
-class NeedsMore(Right):
-    """point: build"""
-
-    def __init__(self, embed_dims, num_heads, input_resolution, order):
-        super().__init__(embed_dims, num_heads, input_resolution)
-
-    def mix(self, q, k, v, hw_shape):  # FAULT
-        return super().mix(q, k, v, hw_shape)

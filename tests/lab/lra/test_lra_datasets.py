@@ -1,6 +1,5 @@
 """Data: the tools write files that the datasets read, go on where they were, and report errors."""
 
-import functools
 import itertools
 import re
 
@@ -11,7 +10,7 @@ from PIL import Image
 
 from mmlaplace.lab.lra import LRAListOps, LRAPixels, LRAText
 from mmlaplace.lab.lra.listops import END
-from mmlaplace.lab.lra.storage import make_folder, read_split, write_split
+from mmlaplace.lab.lra.storage import read_split, write_split
 
 MAKE = ROOT / 'tools/dataset_converters/make_lra_datasets.py'
 CONVERT = ROOT / 'tools/dataset_converters/convert_lra.py'
@@ -44,20 +43,13 @@ def test_pathfinder_that_was_cut_short_goes_on(monkeypatch, tmp_path):
     tool = load_tool('tools/dataset_converters/make_lra_datasets.py')
     monkeypatch.setattr(tool, 'PART', 3)
     counts, settings = dict(train=7, val=2, test=2), tool.MINI_PATHFINDER
-
-    def make(folder, workers):
-        arguments = dict(seed=0, settings=settings, counts=counts, workers=workers)
-        fill = functools.partial(tool.make_pathfinder, **arguments)
-        make_folder(folder, dict(seed=0), False, fill)
-
-    make(tmp_path / 'whole', workers=2)
-    parts = tmp_path / 'cut.partial/train.parts'
-    write(parts.parent / 'made_by.json', '{"seed": 0}')
-    parts.mkdir()
+    parts = tmp_path / 'cut/train.parts'
+    parts.mkdir(parents=True)
     tool.make_part(parts, [0, 0], settings, 0)
     tool.make_part(parts, [1, 0], settings, 2)  # of another seed, as it would be drawn again
-    make(tmp_path / 'cut', workers=1)
-    assert not parts.exists() and not list((tmp_path / 'cut').glob('*.parts'))
+    for name, workers in (('cut', 1), ('whole', 2)):
+        tool.make_pathfinder(tmp_path / name, 0, settings, counts, workers)
+    assert not list(tmp_path.rglob('*.parts'))
     whole, cut = (LRAPixels(str(tmp_path / name), 'train') for name in ('whole', 'cut'))
     assert len(cut) == 7 and cut[0]['img'].shape == (1, 256)
     same = [np.array_equal(one['img'], other['img']) for one, other in zip(whole, cut)]
@@ -91,21 +83,16 @@ def test_ids_are_those_of_the_option(written, cls, options, expected):
     assert cls(written, 'val', **options)[0]['img'].tolist() == [expected]
 
 
-@pytest.mark.parametrize(('name', 'command'), [
-    ('listops_mini', '--size mini --tasks listops makes it'),
-    ('pathfinder', 'make_lra_datasets.py --tasks pathfinder makes it'),
-    ('text', 'convert_lra.py text SOURCE makes it from the official files'),
+@pytest.mark.parametrize(('name', 'options', 'message'), [
+    ('listops_mini', {}, 'listops_mini/val .*; .*--size mini --tasks listops makes it'),
+    ('pathfinder', {}, 'pathfinder/val .*; .*make_lra_datasets.py --tasks pathfinder makes it'),
+    ('text', {}, 'text/val .*; .*convert_lra.py text SOURCE makes it from the official files'),
+    ('.', dict(split='dev'), "split must be one of .*, got 'dev'"),
+    ('.', dict(max_length=0), 'max_length must be at least 1, got 0'),
 ])  # fmt: skip
-def test_data_that_are_not_there_say_what_makes_them(tmp_path, name, command):
-    with pytest.raises(FileNotFoundError, match=f'{name}/test .*; .*{command}'):
-        LRAText(str(tmp_path / name), 'test')
-
-
-def test_wrong_options_are_quoted(written):
-    with pytest.raises(ValueError, match="split must be one of .*, got 'dev'"):
-        LRAText(written, 'dev')
-    with pytest.raises(ValueError, match='max_length must be at least 1, got 0'):
-        LRAText(written, 'val', max_length=0)
+def test_data_that_are_not_there_and_wrong_options_get_a_sentence(written, name, options, message):
+    with pytest.raises((FileNotFoundError, ValueError), match=message):
+        LRAText(f'{written}/{name}', **{'split': 'val', **options})
 
 
 RELEASE = 'lra_release/lra_release'
@@ -208,9 +195,8 @@ def test_official_listops_and_pathfinder_are_read(tmp_path):
 def test_missing_official_files_are_named_with_their_source(tmp_path):
     official_image(tmp_path)
     (tmp_path / 'cifar-10-batches-bin/data_batch_4.bin').unlink()
-    said = run_script(CONVERT, 'image', tmp_path, '--out', tmp_path / 'lra')
-    assert said.returncode == 1
-    assert re.search(r'data_batch_4\.bin.*cifar-10-binary\.tar\.gz from https://', said.stderr)
+    said = run_script(CONVERT, 'image', tmp_path, '--out', tmp_path / 'lra').stderr
+    assert re.search(r'data_batch_4\.bin.*cifar-10-binary\.tar\.gz from https://', said)
     assert not (tmp_path / 'lra').exists()
 
 
@@ -227,21 +213,16 @@ def test_official_files_that_were_cut_off_get_a_sentence(tmp_path, task):
     assert not (tmp_path / 'lra' / task).exists()
 
 
-def as_eps(path) -> None:
-    Image.new('L', (32, 32)).save(path, 'EPS')  # Pillow would start Ghostscript
-
-
-@pytest.mark.parametrize(('change', 'message'), [
-    (as_eps, 'sample_1.png cannot be read'),
-    (lambda path: Image.new('L', (40, 8)).save(path), 'sample_1.png has 40 x 8 pixels, .* 32 x 32'),
-    (lambda path: path.parents[2].joinpath('metadata/2.npy').write_text('.. ../../a.png 0 0'),
-     r'2.npy has the picture \.\./\.\./\.\./a.png, out of'),
-    (lambda path: path.parents[2].joinpath('metadata/2.npy').write_text('/etc passwd 0 0'),
-     '2.npy has the picture /etc/passwd, out of'),
+@pytest.mark.parametrize(('picture', 'size', 'kind', 'message'), [
+    ('imgs/2 sample_1.png', (32, 32), 'EPS', 'sample_1.png cannot be read'),  # by Ghostscript
+    ('imgs/2 sample_1.png', (40, 8), 'PNG', 'sample_1.png has 40 x 8 pixels, .* 32 x 32'),
+    ('.. ../../a.png', (32, 32), 'PNG', r'2.npy has the picture \.\./\.\./\.\./a.png, out of'),
+    ('/etc passwd', (32, 32), 'PNG', '2.npy has the picture /etc/passwd, out of'),
 ])  # fmt: skip
-def test_a_picture_of_another_kind_or_place_is_named(tmp_path, change, message):
+def test_a_picture_of_another_kind_or_place_is_named(tmp_path, picture, size, kind, message):
     official_pathfinder(tmp_path)
-    change(tmp_path / PATHFINDER / 'imgs/2/sample_1.png')
+    Image.new('L', size).save(tmp_path / PATHFINDER / 'imgs/2/sample_1.png', kind)
+    write(tmp_path / PATHFINDER / 'metadata/2.npy', f'{picture} 0 0')
     said = refusal_of(CONVERT, 'pathfinder', tmp_path, '--out', tmp_path / 'lra')
     assert re.search(message, said)
     assert not (tmp_path / 'lra/pathfinder').exists()

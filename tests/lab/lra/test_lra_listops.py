@@ -57,13 +57,13 @@ def test_distribution_is_that_of_the_benchmark():
     samples = drawn(3000, ListOpsSettings())
     # Its own generator: a mean of 1061 tokens, over 12,000. The deviation is 400, so four standard
     # errors of ours are 30.
-    assert abs(statistics.mean(len(tokens) for tokens, _ in samples) - 1061) < 30
-    by_root = {word: [v for t, v in samples if t[0] == i] for word, i in OPERATORS.items()}
+    assert statistics.mean(len(tokens) for tokens, _ in samples) == pytest.approx(1061, abs=30)
     # And 0.553 of the values below MIN are 0, 0.555 of those below MAX are 9. Each operator has
     # some 750 samples, of which four standard errors are 0.073.
-    assert abs(by_root['[MIN'].count(0) / len(by_root['[MIN']) - 0.553) < 0.073
-    assert abs(by_root['[MAX'].count(9) / len(by_root['[MAX']) - 0.555) < 0.073
-    assert abs(by_root['[SM'].count(3) / len(by_root['[SM']) - 0.10) < 0.044
+    for word, value, share, error in (('MIN', 0, 0.553, 0.073), ('MAX', 9, 0.555, 0.073),
+                                      ('SM', 3, 0.10, 0.044)):  # fmt: skip
+        values = [v for tokens, v in samples if tokens[0] == OPERATORS[f'[{word}']]
+        assert values.count(value) / len(values) == pytest.approx(share, abs=error)
 
 
 def test_round_brackets_are_no_tokens():

@@ -29,16 +29,11 @@ def draw(name, folder, *arguments) -> dict:
     return json.loads(picture.with_suffix('.json').read_text())
 
 
-@pytest.fixture(scope='module')
-def weights(tmp_path_factory):
-    """Random weights of both models."""
-    folder, found = tmp_path_factory.mktemp('weights'), {}
-    for config in (SOFTPP, POLA):
-        torch.manual_seed(0)
-        backbone = MODELS.build(Config.fromfile(config).model.backbone)
-        found[config] = folder / f'{config.stem}.pth'
-        torch.save(backbone.state_dict(), found[config])
-    return found
+def model_of(config, folder, label) -> tuple:
+    """The options for a model of random weights."""
+    weights = folder / f'{config.stem}.pth'
+    torch.save(MODELS.build(Config.fromfile(config).model.backbone).state_dict(), weights)
+    return '--model', config, weights, label
 
 
 @pytest.mark.parametrize('normalized', [False, True])
@@ -61,7 +56,7 @@ def test_memory_over_tokens_is_quadratic_with_matrices_and_linear_without():
     assert all(ratio < 2.2 for ratio in growth.values())
 
 
-def test_numbers_that_are_there_are_kept(tmp_path, monkeypatch):
+def test_numbers_that_are_there_are_kept(tmp_path):
     numbers = tmp_path / 'figure.json'
     numbers.write_text('mine')
     told = refusal_of(TOOL, 'softpp-1a', '--out', numbers.with_suffix('.png'))
@@ -82,8 +77,8 @@ def test_figures_of_published_points_are_drawn(tmp_path):
 
 
 @pytest.mark.slow
-def test_figures_of_a_soft_model_are_drawn(weights, tmp_path):
-    model = ('--model', SOFTPP, weights[SOFTPP], 'SOFT++', '--image-size', '64', '64')
+def test_figures_of_a_soft_model_are_drawn(tmp_path):
+    model = (*model_of(SOFTPP, tmp_path, 'SOFT++'), '--image-size', '64', '64')
     (stages,) = (found['stages'] for found in draw('softpp-5', tmp_path, *model)['sets'].values())
     assert [stage['stage'] for stage in stages] == [1, 2, 3]
     assert all(s['low'][k] <= s['mean'][k] <= s['high'][k] for s in stages for k in (0, 20))
@@ -96,11 +91,11 @@ def test_figures_of_a_soft_model_are_drawn(weights, tmp_path):
 
 
 @pytest.mark.slow
-def test_figures_of_a_pola_model_are_drawn(weights, tmp_path):
-    model = ('--model', POLA, weights[POLA], 'PolaFormer')
+def test_figures_of_a_pola_model_are_drawn(tmp_path):
+    model = model_of(POLA, tmp_path, 'PolaFormer')
     found = draw('polaformer-3', tmp_path, *model)
     assert not found['matrix'] and all(-1 <= b['correlation'] <= 1 for b in found['blocks'])
     Image.new('RGB', (48, 48), 'teal').save(tmp_path / 'one.png')
-    other = ('--model', SOFTPP, weights[SOFTPP], 'SOFT++', '--images', 'one', tmp_path)
+    other = (*model_of(SOFTPP, tmp_path, 'SOFT++'), '--images', 'one', tmp_path)
     blocks = draw('polaformer-5', tmp_path, *model, *other)['models']['PolaFormer']
     assert all(0 <= block['entropy'] <= 1.001 for block in blocks.values())

@@ -96,21 +96,18 @@ def test_a_batch_that_does_not_fit_the_learning_rate_is_refused(tmp_path):
 
 
 def test_the_best_checkpoint_is_tested_where_a_table_says_so(tmp_path):
-    def trained_in(name):
-        (job,) = plan(tmp_path, name).trainings
+    best_of, last_of = plan(tmp_path, 'polaformer_a4/zeros', NAMED).trainings
+    for job in (best_of, last_of):
         (job.folder / 'train').mkdir(parents=True)
         (job.folder / 'train/last_checkpoint').write_text('iter_500.pth')
-        return job
-
-    job = trained_in('polaformer_a4/zeros')
     with pytest.raises(jobs.JobFailed, match='no best_'):
-        job.trained_checkpoint()
-    best = job.folder / 'train/best_accuracy_top1_iter_1000.pth'
+        best_of.trained_checkpoint()
+    best = best_of.folder / 'train/best_accuracy_top1_iter_1000.pth'
     for hour, path in enumerate((best, best.with_name('best_accuracy_top1_iter_200.pth'))):
         path.write_text('')
         os.utime(path, (3600 * hour, 3600 * hour))  # a copy of a folder may have any times
-        assert job.trained_checkpoint() == str(best)
-    assert trained_in(NAMED).trained_checkpoint() == 'iter_500.pth'
+    assert best_of.trained_checkpoint() == str(best)
+    assert last_of.trained_checkpoint() == 'iter_500.pth'
 
 
 def test_launchers_start_the_scripts_of_this_project(tmp_path):
@@ -118,8 +115,6 @@ def test_launchers_start_the_scripts_of_this_project(tmp_path):
         made = plan(tmp_path, NAMED, scale='full', **changes)
         return next(iter(made.jobs.values())).commands()
 
-    train, test = commands()
-    assert train[1].endswith('tools/train.py') and test[1].endswith('tools/test.py')
     train, test = commands(launcher='pytorch', gpus=4)
     assert train[1].endswith('dist_train.sh') and train[3] == '4'
     assert test[1].endswith('dist_test.sh') and test[4] == '4'
@@ -184,65 +179,17 @@ class Command(jobs.Job):
 
     kind = 'commands'
 
-    def commands(self):
-        return [[sys.executable, '-c', self.identity]]
-
     def carry_out(self, lock):
-        self.call(self.commands()[0], 'command.log', lock)
+        self.call([sys.executable, '-c', self.identity], 'command.log', lock)
         return dict(done=True)
 
 
-def run(*made, slots=2) -> dict:
-    """How each of the jobs ended, by its label."""
-    whole = tool.Plan([], [0], settings(Path()))
-    for job in made:
-        whole.add(job)
-    outcomes = running.run_all(whole.jobs, slots, [], Console(quiet=True))
-    return {whole.jobs[key].label: outcome for key, outcome in outcomes.items()}
-
-
-def test_a_failure_has_the_end_of_its_log_and_stops_only_what_needs_it(tmp_path):
-    here = settings(tmp_path)
+def test_a_failure_has_the_end_of_its_log(tmp_path):
+    made = tool.Plan([], [0], settings(tmp_path))
     code = "print('first'); [print(i) for i in range(40)]; raise SystemExit('the reason')"
-    bad = Command('bad', here, code)
-    after = Command('after', here, 'pass', {'bad': bad})
-    found = run(bad, after, Command('good', here, 'print(1)'))
-    assert found['good']['done'] is True
-    assert found['bad'].startswith(f'{sys.executable} -c') and 'status 1' in found['bad']
-    assert found['bad'].endswith('the reason') and '\nfirst\n' not in found['bad']
-    assert found['after'] == 'it needs bad, which failed'
-
-
-class Alone(Command):
-    alone = True
-
-
-def test_what_must_be_alone_has_nothing_beside_it(tmp_path):
-    order = tmp_path / 'order'
-    code = f"""
-import time
-def say(what):
-    with open({str(order)!r}, 'a') as file:
-        file.write(what + ' ')
-say('begin-{{0}}')
-time.sleep(0.3)
-say('end-{{0}}')
-"""
-
-    def job(kind, name):
-        return kind(name, settings(tmp_path), code.format(name))
-
-    run(job(Alone, 'm1'), job(Command, 'first'), job(Alone, 'm2'), job(Command, 'second'))
-    said = order.read_text().split()
-    for name in ('m1', 'm2'):
-        assert said.index(f'end-{name}') == said.index(f'begin-{name}') + 1
-    assert len(set(said)) == 8
-
-
-def test_what_is_finished_is_not_repeated_and_what_failed_is(tmp_path):
-    marks = tmp_path / 'marks'
-    code = f"open({str(marks)!r}, 'a').write('x')"
-    for name, what in (('a', code), ('b', code + '; raise SystemExit(1)')):
-        for _ in range(2):
-            run(Command(name, settings(tmp_path), what))
-    assert marks.read_text() == 'xxx'
+    made.add(Command('bad', settings(tmp_path), code))
+    made.add(Command('good', settings(tmp_path), 'print(1)'))
+    bad, good = running.run_all(made.jobs, 2, [], Console(quiet=True)).values()
+    assert bad.startswith(f'{sys.executable} -c') and 'status 1' in bad
+    assert bad.endswith('the reason') and '\nfirst\n' not in bad
+    assert good['done'] is True
