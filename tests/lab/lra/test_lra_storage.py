@@ -1,10 +1,6 @@
 """Folders of data sets are made whole or not at all; batches have sequences of one length."""
 
 import itertools
-import json
-import time
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import numpy as np
 import pytest
@@ -12,21 +8,6 @@ from mmengine.dataset import DefaultSampler
 
 from mmlaplace.lab.lra import LengthBatchSampler, LRAPixels, LRAText
 from mmlaplace.lab.lra.storage import make_folder, write_split
-
-
-def test_a_second_call_for_a_folder_waits_for_the_first(tmp_path):
-    def fill(seed, folder):
-        for i in range(20):
-            (folder / f'{i}.txt').write_text(str(seed))
-            time.sleep(0.005)
-
-    def make(seed):
-        make_folder(tmp_path / 'task', dict(seed=seed), True, partial(fill, seed))
-
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(make, (0, 1)))
-    seed = json.loads((tmp_path / 'task/made_by.json').read_text())['seed']
-    assert [path.read_text() for path in (tmp_path / 'task').glob('*.txt')] == [str(seed)] * 20
 
 
 @pytest.mark.parametrize('cut_off', [b'', b'{"se', b'\xff'])

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import threading
 from unittest import mock
 
 import pytest
@@ -40,6 +39,9 @@ def test_a_name_has_the_options_of_an_attention():
     assert all(attention_study.config_of(name)['type'] == name.split(',')[0] for name in asked)
     cfg = attention_study.config_of('PolaAttention, gate=false, power=3')
     assert cfg == dict(type='PolaAttention', gate=False, power=3)
+    gaussian = 'LaplacianAttention, Gaussian'  # which costs what it costs with its defaults
+    costed = attention_study.cost_settings(gaussian, 'vit', (224,))['attn_cfg']
+    assert attention_study.config_of(gaussian) == dict(costed, num_landmarks=16)
     with pytest.raises(ValueError, match="no options \\['powers'\\] .*'power'"):
         attention_study.config_of('PolaAttention, powers=3')
     message = "no attention 'PolarAttention' .did you mean 'PolaAttention'"
@@ -88,12 +90,11 @@ def test_a_part_of_a_result_is_run_again_and_left_out_of_tables(tmp_path):
     assert found['results'] == []
 
 
-def made_up(name, seed, top1, epochs=4, **options):
+def made_up(name, seed, top1):
     matrix = dict.fromkeys(attention_statistics.Statistics._fields, 0.25)
-    settings = dict(attention=name, attn_cfg=dict(type=name, **options), host='vit', seed=seed,
-                    phases=[dict(epochs=epochs)])  # fmt: skip
+    settings = dict(attention=name, attn_cfg=dict(type=name), host='vit', seed=seed)
     return dict(
-        settings=dict(settings, study='textures'),
+        settings=dict(settings, study='textures', phases=[dict(epochs=4)]),
         top1={'64²': top1, '128²': top1 + 5}, seconds=60, parameters=200_000, macs=15_000_000,
         matrices=[dict(matrix, stage=1, tokens=256)] if name == 'SoftmaxAttention' else [],
         terms=[dict(attention='a', mixed=0.1, local=0.2)],
@@ -131,12 +132,6 @@ def test_differences_are_of_pairs_of_seeds():
     assert attention_report.ablation_table([*results, further], names).endswith(last)
     found = dict(attention_report.sections(dict(results=results, costs=[])))
     assert names[1] not in found['top-1 in %, mean ± s (seeds): vit, textures']
-    longer = made_up('XCAttention', 0, 9.0, epochs=9)
-    off = made_up('SOFTAttention', 0, 9.0, lepe_kernel=0)
-    option = made_up('SOFTAttention, lepe_kernel=0', 0, 9.0, lepe_kernel=0)
-    apart = attention_report.groups([results[0], longer, off, option])
-    assert [*apart] == [f'vit, textures{end}' for end in ('', ', 9 epochs', ', local branch off')]
-    assert apart['vit, textures'] == [results[0], option]
 
 
 def test_seeds_of_all_attentions_tell_which_differences_show():
@@ -181,23 +176,6 @@ def test_an_option_that_the_attention_refuses_is_one_sentence(option, message, t
     assert not list(tmp_path.iterdir())
 
 
-def test_a_training_that_another_call_left_behind_is_waited_for(tmp_path, monkeypatch, capsys):
-    train, words = mock.Mock(), ['XCAttention', '--host', 'vit', '--work-dir', str(tmp_path)]
-    monkeypatch.setattr(attention_training, 'train_all', train)
-    monkeypatch.setattr(attention_training, 'missing_data', lambda *_: '')
-    monkeypatch.setattr('sys.argv', ['attention_training.py', *words])
-    settings = attention_study.settings_of('XCAttention', 'vit', 0, 'textures', None)
-    with attention_training.locked(tmp_path):
-        call = threading.Thread(target=attention_training.main)
-        call.start()
-        call.join(0.5)
-        assert call.is_alive()
-        (tmp_path / 'result.json').write_text(json.dumps(dict(settings=settings)))
-    call.join(600)
-    train.assert_not_called()
-    assert 'is there now, by another call' in capsys.readouterr().out
-
-
 def test_a_run_that_was_resumed_has_no_time():
     runs = [dict(made_up('XCAttention', seed, 60.0), seconds=s) for seed, s in ((0, None), (1, 90))]
     assert '| 90 |' in attention_report.accuracy_table(runs)
@@ -207,12 +185,6 @@ def test_a_run_that_was_resumed_has_no_time():
 @pytest.mark.training
 def test_fashion_is_a_study(fashion_files, tmp_path):
     fashion_files(tmp_path / 'data/fashion')
-    study = attention_study.STUDIES['fashion']
-    linear = dict(type='LinearAttention')
-    cfg = attention_study.phase_cfg('vit', linear, study.phases[0], study, tmp_path / 'data')
-    train, test = cfg.train_dataloader.dataset, cfg.test_dataloader.dataset
-    assert (train.split, train.test_mode) == ('train', False)
-    assert (test.split, test.test_mode) == ('test', True)
     output_of(
         TRAINING, 'LinearAttention, eps=1.0e-5', '--study', 'fashion', '--epochs', 2,
         '--data-root', tmp_path / 'data', '--work-dir', tmp_path,
