@@ -133,29 +133,27 @@ def test_an_average_of_draws_is_told_what_to_do():
 @pytest.mark.parametrize('averaged', [True, False])
 def test_a_mean_teacher_has_the_features_of_its_student_and_frozen_weights_keep_their_own(averaged):
     hooks = [pytest.importorskip('mmdet.engine.hooks').MeanTeacherHook()] * averaged
-
     # A teacher may be a network of its own, as mmrazor distils from.
-    teacher = (32, 32) if averaged else (64,)
-    model = torch.nn.Module()
-    model.student, model.teacher = (
-        torch.nn.ModuleList(PerformerAttention(dims, 2, (7, 7)) for dims in each)
-        for each in ((32, 32), teacher)
-    )
+    dims = dict(student=(32, 32), teacher=(32, 32) if averaged else (64,))
+    model = torch.nn.ModuleDict({
+        name: torch.nn.ModuleList(PerformerAttention(one, 2, (7, 7)) for one in each)
+        for name, each in dims.items()
+    })  # fmt: skip
     model.student[0].requires_grad_(False)
     model.teacher.requires_grad_(False)
     runner = SimpleNamespace(model=torch.nn.DataParallel(model), iter=0, hooks=hooks)
-    before = [part.projection_matrix.clone() for part in model.student]
-    of_teacher = model.teacher[0].projection_matrix.clone()
+
+    def matrices(network):
+        return [part.projection_matrix.clone() for part in network]
+
+    before, own = matrices(model.student), matrices(model.teacher)
     hook = HOOKS.build(dict(type='RedrawFeaturesHook', interval=1))
     hook.before_train(runner)
-    for drawn in (False, True):
-        if drawn:
-            hook.after_train_iter(runner, 0)
-        for part, other in zip(model.student, model.teacher if averaged else ()):
-            assert torch.equal(part.projection_matrix, other.projection_matrix)
-        assert averaged or torch.equal(model.teacher[0].projection_matrix, of_teacher)
-        same = [torch.equal(a, b.projection_matrix) for a, b in zip(before, model.student)]
-        assert same == [True, not drawn]
+    assert all(map(torch.equal, matrices(model.teacher), before if averaged else own))
+    hook.after_train_iter(runner, 0)
+    drawn = matrices(model.student)
+    assert list(map(torch.equal, before, drawn)) == [True, False]
+    assert all(map(torch.equal, matrices(model.teacher), drawn if averaged else own))
 
 
 # ---- a whole training

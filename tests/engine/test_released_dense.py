@@ -221,15 +221,14 @@ def test_other_detectors_load_their_own_checkpoints(own):
 
 def test_a_file_of_other_heads_is_refused_and_one_with_nan(retinanet, tmp_path):
     message = f'so it is a RetinaNet, and this model is a Mask R-CNN; take the config {RETINANET}'
-    mask_rcnn = get_model(MASK_RCNN)
-    for file in (retinanet, tmp_path / 'own.pth'):
+    hook, runner = AtomicCheckpointHook(), Mock(model=get_model(MASK_RCNN))
+    own = tmp_path / 'own.pth'
+    torch.save(convert(released(RETINANET, 'cpu'), None)[0].weights, own)
+    for file in (retinanet, own):
         with pytest.raises(ValueError, match=message):
-            load_weights(mask_rcnn, file)
-        torch.save(convert(released(RETINANET, 'cpu'), None)[0].weights, tmp_path / 'own.pth')
-    hook, runner = AtomicCheckpointHook(), Mock(model=mask_rcnn)
-    for weights in torch.load(retinanet), torch.load(tmp_path / 'own.pth'):
+            load_weights(runner.model, file)
         with pytest.raises(ValueError, match=message):
-            hook.after_load_checkpoint(runner, weights)
+            hook.after_load_checkpoint(runner, torch.load(file))
     backbone = {k[9:]: v for k, v in released(RETINANET).items() if k.startswith('backbone.')}
     with pytest.raises(ValueError, match='is a classifier by the names of its authors'):
         hook.after_load_checkpoint(runner, dict(state_dict=backbone))

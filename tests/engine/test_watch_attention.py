@@ -54,12 +54,6 @@ def test_training_is_the_same_with_it_and_each_stage_is_logged_every_interval(tm
         assert all(0 < line[f'attention/share/stage{stage}'] < 1 for stage in STAGES)
 
 
-def test_images_of_other_sizes_than_the_first_are_left_out():
-    images = [torch.randn(3, side, 32) for side in (32, 48, 32, 32)]
-    found = HOOKS.build(dict(type=HOOK, images=3))._inputs(Toy(), dict(inputs=images))
-    assert torch.equal(found, torch.stack([images[0], images[2]]))
-
-
 def test_the_figures_are_those_of_the_formulas():
     backbone = build(attn_cfg=dict(type='LaplacianAttention', num_landmarks=4)).eval()
     attention = backbone.stages[0]['blocks'][0].attn
@@ -96,21 +90,17 @@ def test_what_an_attention_has_not_is_left_out(attn_cfg, figures):
     assert all(value > 0 for by_stage in found.values() for value in by_stage.values())
 
 
-def test_frozen_stages_stay_in_eval_mode_after_a_look():
+def test_the_first_process_watches_the_model_in_a_wrapper_whose_frozen_stages_stay_in_eval_mode():
+    hook, runner = HOOKS.build(dict(type=HOOK, interval=1)), mock.Mock(iter=0)
     model = Toy(frozen_stages=2).double().train()  # its images become fp64, too
+    runner.model = torch.nn.DataParallel(model)  # in which mmengine finds it as in DDP's
     before = {name: part.training for name, part in model.named_modules()}
     assert before['norm'] and not before['backbone.stages.1']
-    hook = HOOKS.build(dict(type=HOOK, interval=1))
-    hook.after_train_iter(mock.Mock(model=model, iter=0), 0, dict(inputs=[torch.ones(3, 32, 32)]))
-    assert {name: part.training for name, part in model.named_modules()} == before
-
-
-def test_the_first_process_watches_the_model_inside_of_a_wrapper():
-    hook, runner = HOOKS.build(dict(type=HOOK, interval=1)), mock.Mock(iter=0)
-    runner.model = torch.nn.DataParallel(Toy())  # in which mmengine finds it as in DDP's
     hook.before_train(runner)
-    batch = dict(inputs=[torch.randn(3, 32, 32)] * 3)
+    # Images of other sizes than the first are left out.
+    batch = dict(inputs=[torch.randn(3, side, 32) for side in (32, 48)])
     hook.after_train_iter(runner, 0, batch)
+    assert {name: part.training for name, part in model.named_modules()} == before
     assert 'attention/gamma/stage4' in runner.visualizer.add_scalars.call_args[0][0]
     with mock.patch('mmlaplace.engine.watch_attention.is_main_process', return_value=False):
         hook.after_train_iter(runner, 0, batch)
