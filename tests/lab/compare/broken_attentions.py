@@ -70,21 +70,11 @@ class OverflowsInHalf(QKVAttention):
         return query @ (key.transpose(-2, -1) @ (v / v.shape[2])) / (norm / v.shape[2] + 1e-6)
 
 
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-
-
 class WrongBackward(Right):
     """point: gradients"""
 
     def mix(self, q, k, v, hw_shape):  # FAULT
-        return super().mix(q, k, Doubled.apply(v), hw_shape)
+        return super().mix(q, k, v + v.detach(), hw_shape)
 
 
 class UnusedParameter(Right):

@@ -101,7 +101,6 @@ def test_targets_of_rendered_rooms_fit_the_image(tmp_path, monkeypatch):
         assert image.shape == targets.shape == (128, 128, 3)
         assert near[-1].mean() > 2 * near[0].mean()  # the floor ends below the camera
         assert len(np.unique(segments)) <= rendered.SEGMENTS + 40 < len(np.unique(image))
-        assert abs(segments.mean() - np.asarray(Image.fromarray(image).convert('L')).mean()) < 8
         assert edges.std() > 5
         seen.append(rendered.photographs(split))
     assert not {p.tobytes() for p in seen[0]} & {p.tobytes() for p in seen[1]}
