@@ -74,7 +74,6 @@ def test_jobs_take_turns_and_a_slow_one_sits_out_of_rounds(monkeypatch):
     seconds = measuring.interleave(jobs, rounds=12, device=CPU, budget=3.0)
     assert seconds == {'fast': [0.1] * 12, 'slow': [0.75] * 4, 'slower': [100.0] * 3}
     timed = calls[6:]  # two runs of each come first
-    assert timed != sorted(timed)
     # A slow job's runs are spread over the rounds, of which the first 4 have 8 runs at most.
     assert 'slower' in timed[:4] and 'slower' in timed[8:]
 

@@ -10,7 +10,7 @@ from mmengine.registry import HOOKS, MODELS
 from saved_weights import ARCH, train
 from torch.optim.swa_utils import AveragedModel, update_bn
 
-from mmlaplace.engine import RedrawFeaturesHook, copy_features
+from mmlaplace.engine import copy_features
 from mmlaplace.models import BaseAttention, PerformerAttention
 from mmlaplace.models.layers import PRepBN, TransformerBlock
 from mmlaplace.models.layers.build import MAP_NORMS, TOKEN_NORMS
@@ -94,21 +94,6 @@ def test_new_statistics_of_an_average_are_those_of_the_trained_norm():
 
 
 # ---- Performer, whose weights get used to the draw
-
-
-@pytest.mark.parametrize('kind', AVERAGES)
-@pytest.mark.parametrize('buffers', [False, True])
-def test_an_average_has_the_last_random_features(kind, buffers):
-    model = torch.nn.Sequential(PerformerAttention(32, 2, (7, 7)), torch.nn.Linear(32, 32))
-    average = AVERAGES[kind](model, buffers)
-    runner = SimpleNamespace(model=model, iter=0, hooks=[SimpleNamespace(ema_model=average)])
-    hook = RedrawFeaturesHook(interval=1)
-    for _ in range(4):  # whichever of both hooks comes first
-        hook.after_train_iter(runner, 0)
-        average.update_parameters(model)
-        hook.after_train_iter(runner, 0)
-        drawn = average.module[0].projection_matrix
-        assert torch.equal(drawn, model[0].projection_matrix)
 
 
 @pytest.mark.filterwarnings('error')

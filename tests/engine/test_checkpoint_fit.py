@@ -9,7 +9,7 @@ import torch.nn as nn
 from conftest import quiet_init
 from mmengine.logging import MMLogger
 from mmengine.model import BaseModule
-from saved_weights import build, same, save, without
+from saved_weights import assert_refused, build, same, save, without
 
 from mmlaplace.checkpoints import load_weights
 
@@ -52,11 +52,7 @@ def also(name, value):
 ])  # fmt: skip
 def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path, change, kwargs, message):
     file = save(tmp_path / 'a.pth', change(net().state_dict()), 'model.')
-    module = net()
-    before = {k: v.clone() for k, v in module.state_dict().items()}
-    with pytest.raises(ValueError, match=f'(?s){message}'):
-        load_weights(module, file, **kwargs)
-    assert same(module, before)
+    assert_refused(net(), file, f'(?s){message}', **kwargs)
 
 
 def test_a_part_that_refuses_its_weights_leaves_those_before_it_unchanged(tmp_path):
@@ -64,12 +60,9 @@ def test_a_part_that_refuses_its_weights_leaves_those_before_it_unchanged(tmp_pa
         raise ValueError('no place for them')
 
     module = net()
-    before = {k: v.clone() for k, v in module.state_dict().items()}
-    file = save(tmp_path / 'a.pth', {k: v + 1 for k, v in before.items()})
+    file = save(tmp_path / 'a.pth', {k: v + 1 for k, v in module.state_dict().items()})
     module['backbone']._register_load_state_dict_pre_hook(refuse)
-    with pytest.raises(ValueError, match='does not fit: no place for them'):
-        load_weights(module, file)
-    assert same(module, before)
+    assert_refused(module, file, 'does not fit: no place for them')
 
 
 @pytest.mark.parametrize(('head', 'message'), [
@@ -80,17 +73,13 @@ def test_a_part_that_refuses_its_weights_leaves_those_before_it_unchanged(tmp_pa
 ])  # fmt: skip
 def test_other_classes_are_told_from_another_arch(tmp_path, head, message):
     theirs, ours = (nn.ModuleDict(dict(backbone=build(), **head(n))) for n in (5, 3))
-    with pytest.raises(ValueError, match=message):
-        load_weights(ours, save(tmp_path / 'a.pth', theirs.state_dict()))
+    assert_refused(ours, save(tmp_path / 'a.pth', theirs.state_dict()), message)
 
 
 def test_values_that_the_dtype_of_the_module_cannot_hold_are_refused(tmp_path):
     weights = {**build().state_dict(), 'norm0.weight': torch.full((8,), 1e6)}
     file, module = save(tmp_path / 'a.pth', weights), build().half()
-    before = {k: v.clone() for k, v in module.state_dict().items()}
-    with pytest.raises(ValueError, match=r'norm0.weight\), up to 1e\+06, .* for torch.float16'):
-        load_weights(module, file)
-    assert same(module, before)
+    assert_refused(module, file, r'norm0.weight\), up to 1e\+06, .* for torch.float16')
     load_weights(module.bfloat16(), file)
     assert module.norm0.weight[0] == torch.tensor(1e6).bfloat16()
 
@@ -116,8 +105,7 @@ def test_the_option_that_a_shape_follows_is_named(tmp_path, option, kind, values
     name = option.partition(' ')[0]
     theirs, ours = (build(attn_cfg={'type': kind, name: n}, img_size=64) for n in values)
     file = save(tmp_path / 'a.pth', theirs.state_dict())
-    with pytest.raises(ValueError, match=f'build the model with the {option} that the checkpoint'):
-        load_weights(ours, file)
+    assert_refused(ours, file, f'build the model with the {option} that the checkpoint')
 
 
 def test_no_share_is_proposed_that_would_load_nothing_of_the_backbone(tmp_path):
@@ -127,10 +115,8 @@ def test_no_share_is_proposed_that_would_load_nothing_of_the_backbone(tmp_path):
         for name, value in model_of('neck', 'bbox_head').state_dict().items()
     }
     file = save(tmp_path / 'a.pth', weights)
-    with pytest.raises(ValueError, match=r'nothing of the \d+ tensors of its backbone is') as error:
-        load_weights(model_of('neck', 'bbox_head'), file)
-    assert 'min_matched' not in str(error.value)
-    assert 'backbone.layers.0' in str(error.value)
+    message = r'nothing of the \d+ tensors of its backbone is.*backbone.layers.0'
+    assert_refused(model_of('neck', 'bbox_head'), file, rf'(?s)^(?!.*min_matched).*{message}')
 
 
 def test_min_matched_lowers_the_bound_and_the_log_names_the_rest(tmp_path):
@@ -187,8 +173,7 @@ def test_norms_and_stages_of_other_outputs_may_differ(tmp_path):
     assert set(report.unexpected) == set(without(build().state_dict(), 'stages'))
     # What only looks like it is refused: a checkpoint that ends with an earlier stage.
     file = save(tmp_path / 'b.pth', build(out_indices=(0, 1)).state_dict())
-    with pytest.raises(ValueError, match=r'missing \d+ \(stages.2.patch_embed'):
-        load_weights(build(), file)
+    assert_refused(build(), file, r'missing \d+ \(stages.2.patch_embed')
 
 
 def model_of(*parts):
@@ -207,8 +192,7 @@ def test_necks_and_heads_are_new_where_the_file_is_a_classifiers(tmp_path):
         (model_of('neck', 'mask_head'), detector, {}),
     ):
         file = save(tmp_path / 'b.pth', other.state_dict())
-        with pytest.raises(ValueError, match='only .* missing'):
-            load_weights(model, file, **kwargs)
+        assert_refused(model, file, 'only .* missing', **kwargs)
 
 
 def wrap(module):

@@ -28,15 +28,6 @@ class CrossesImages(Right):
         return super().mix(q, k, v, hw_shape) + v.mean((0, 2), keepdim=True)
 
 
-class DropsTheLastRow(Right):
-    """point: any size"""
-
-    def forward(self, x, hw_shape, mask=None):  # FAULT
-        height, width = hw_shape
-        out = super().forward(x, hw_shape, mask)
-        return out if height % 2 == 0 or height == 7 else out[:, : (height - 1) * width]
-
-
 class SquareOnly(Right):
     """point: any size"""
 

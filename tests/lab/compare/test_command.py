@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import sys
+from unittest import mock
 
 import pytest
 from conftest import ROOT, registered, run_python
@@ -26,13 +27,12 @@ def _place(tmp_path, monkeypatch):
     """A folder with the tutorial's file, whose class is forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'elu_attention.py').write_text(ELU)
-    modules, classes = set(sys.modules), dict(MODELS.module_dict)
-    yield
+    modules = set(sys.modules)
+    with mock.patch.dict(MODELS.module_dict):
+        yield
     for name in set(sys.modules) - modules:
         if str(getattr(sys.modules[name], '__file__', '')).startswith(str(tmp_path)):
             del sys.modules[name]
-    MODELS.module_dict.clear()
-    MODELS.module_dict.update(classes)
     importlib.invalidate_caches()
 
 
@@ -50,17 +50,13 @@ MIX = '    def mix(self, q, k, v, hw_shape):\n        return v\n'
     ('class Mine: pass', 'a.py:Mine', r'no attention: derive it from mmlaplace\.models\.QKVAtt'),
     (HEAD + 'class Mine(QKVAttention): pass', 'a.py:Mine', 'Mine of a.py has no method mix; write'),
     ('x = (\n', 'a.py:Mine', r"a\.py:1 cannot be imported \(SyntaxError: '\(' was never closed\)"),
-    ('\nimport no_such\n', 'a.py:Mine', r"a\.py:2 cannot be imported \(ModuleNotFoundError"),
     (HEAD + f'class SOFTAttention(QKVAttention):\n{MIX}', 'a.py:SOFTAttention',
      'another one of this name is registered; rename your class'),
-    (HEAD + 'from mmengine.registry import MODELS\n@MODELS.register_module()\n'
-     f'class SOFTAttention(QKVAttention):\n{MIX}', 'a.py:SOFTAttention', 'rename your class'),
     ('', 'a.py', r'a file without a class; write a\.py:MyAttention'),
     ('', 'b.py:Mine', r"there is no file .*b\.py.*check the path"),
     ('', 'no.module:Mine', 'there is no module no.module; put its folder into PYTHONPATH'),
     ('', 'Softmaxx', r"there is no attention 'Softmaxx' \(did you mean 'Softmax'\?\)"),
     ('', 'elu_attention.py:EluAttention --with Sotf', r"'Sotf' \(did you mean 'SOFT'\?"),
-    ('', 'elu_attention.py:EluAttention --with SOFT,x=1', 'there is no attention'),
     ('', 'SOFT --with SOFT', '--with names no attention but yours'),
 ])  # fmt: skip
 def test_bad_input_ends_in_a_sentence_and_writes_nothing(
@@ -137,8 +133,7 @@ import sys
 from mmengine.config import Config
 from mmlaplace.model_zoo import build_model
 for path in sys.argv[1:]:
-    cfg = Config.fromfile(path)
-    model = build_model(cfg)
+    model = build_model(Config.fromfile(path))
     print([type(block.attn).__name__ + '/' + type(getattr(block.attn, 'attn', None)).__name__
            for stage in model.backbone.stages for block in stage['blocks']])
 """

@@ -128,6 +128,16 @@ def add(path, study, name, probe, lr, *accuracies):
         append_result(path, dict(made, loss=1.0, steps=2, seconds=1.0))
 
 
+def asked(study, path, seeds=(0,)):
+    """What a call would run."""
+    runner = Runner(study, path, print)
+    return {
+        (name, probe['pairs'], lr, seed)
+        for name, probe, lr, seed in runner.planned(seeds)
+        if key_of(settings_of(study, name, probe, lr, seed)) not in runner.results()
+    }
+
+
 def test_a_finished_run_is_not_repeated_and_a_cut_off_one_is(tmp_path):
     path = tmp_path / 'made/probes.jsonl'
     assert len(ran(a_study(), path)[0]) == 8  # two attentions, four rates
@@ -154,12 +164,7 @@ def test_the_best_rate_counts_and_a_solved_probe_needs_no_other(tmp_path):
 
 def test_where_seeds_disagree_all_rates_get_all_seeds_and_the_best_median_counts(tmp_path):
     study, path = a_study(rates=[4e-3, 8e-3]), tmp_path / 'probes.jsonl'
-    runner, probe = Runner(study, path, print), study.probes[0]
-
-    def asked():
-        done = runner.results()
-        return {(name, lr, seed) for name, probe, lr, seed in runner.planned([0, 1, 2])
-                if key_of(settings_of(study, name, probe, lr, seed)) not in done}  # fmt: skip
+    probe = study.probes[0]
 
     def accuracy(name):
         return table_of(read_results(path), study).accuracy(name, 0)
@@ -168,29 +173,29 @@ def test_where_seeds_disagree_all_rates_get_all_seeds_and_the_best_median_counts
     add(path, study, 'Softmax', probe, 8e-3, 0.9, 0.2, 0.3)
     add(path, study, 'Hydra', probe, 4e-3, 0.2)
     add(path, study, 'Hydra', probe, 8e-3, 0.3, 0.2, 0.1)
-    assert asked() == {('Softmax', 4e-3, 1), ('Softmax', 4e-3, 2)}  # seeds of Hydra agree
+    # Seeds of Hydra agree.
+    assert asked(study, path, [0, 1, 2]) == {('Softmax', 4, 4e-3, 1), ('Softmax', 4, 4e-3, 2)}
     assert accuracy('Softmax') == 0.3  # of equal seeds only
     add(path, study, 'Softmax', probe, 4e-3, 0.6, 0.7, 0.5)
-    assert not asked() and accuracy('Softmax') == 0.6 and accuracy('Hydra') == 0.2
+    assert not asked(study, path, [0, 1, 2])
+    assert accuracy('Softmax') == 0.6 and accuracy('Hydra') == 0.2
 
 
 def test_a_larger_task_follows_one_that_is_reached_and_the_largest_is_reported(tmp_path):
     probes = [dict(type='recall', pairs=n, hw_shape=[4, 4]) for n in (2, 4, 8)]
     study = a_study(while_reached=True)._replace(probes=probes, rates=[4e-3, 8e-3])
     path = tmp_path / 'probes.jsonl'
-    runner = Runner(study, path, print)
-
-    def asked():
-        return [(name, probe['pairs'], lr) for name, probe, lr, _ in runner.planned([0])]
-
-    assert {pairs for _, pairs, _ in asked()} == {2}  # nothing is reached yet
+    assert {pairs for _, pairs, *_ in asked(study, path)} == {2}  # nothing is reached yet
     add(path, study, 'Softmax', probes[0], 4e-3, 1.0)
     add(path, study, 'Hydra', probes[0], 4e-3, 0.5)
-    cells = {(name, pairs) for name, pairs, _ in asked()}
-    assert cells == {('Softmax', 2), ('Softmax', 4), ('Hydra', 2)}
+    assert asked(study, path) == {
+        ('Softmax', 4, 4e-3, 0),
+        ('Softmax', 4, 8e-3, 0),
+        ('Hydra', 2, 8e-3, 0),
+    }
     add(path, study, 'Softmax', probes[1], 4e-3, 0.5)
     add(path, study, 'Softmax', probes[1], 8e-3, 0.92)  # the better rate opens the next task
-    assert ('Softmax', 8, 4e-3) in asked() and ('Softmax', 8, 8e-3) in asked()
+    assert {('Softmax', 8, 4e-3, 0), ('Softmax', 8, 8e-3, 0)} <= asked(study, path)
     add(path, study, 'Softmax', probes[2], 4e-3, 0.2)
     assert largest(table_of(read_results(path), study), 'recall') == dict(Softmax=4, Hydra=None)
 

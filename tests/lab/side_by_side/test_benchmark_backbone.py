@@ -1,6 +1,5 @@
 """The benchmarks take any backbone, lose none for another's failure, and write what they print."""
 
-import itertools
 import json
 import re
 import sys
@@ -49,9 +48,8 @@ def test_the_tool_writes_json_and_plots_and_keeps_what_is_there(run, tmp_path, c
     found = [(row['candidate'], row['side']) for row in rows]
     assert found == [(name, side) for side in (32, 64) for name in names]
     for row in rows:
-        assert row['median ms'] > 0 and row['ms per image'] == row['median ms'] / 2
-        assert row['MB'] == 1
-        assert row['images per second'] * row['ms per image'] == pytest.approx(1000)
+        assert row['median ms'] > 0 and row['MB'] == 1
+        assert row['images per second'] * row['median ms'] / 2 == pytest.approx(1000)
     assert all(min(Image.open(plot).size) > 300 for plot in plots)
     printed = capsys.readouterr().out
     line = next(line for line in printed.splitlines() if names[1] in line and '│' in line)
@@ -68,15 +66,10 @@ def test_every_backbone_of_ours_with_an_arch_is_a_candidate(monkeypatch):
     monkeypatch.setattr('mmlaplace.model_zoo.initialise', id)  # which takes seconds
     known = list(candidates.catalogue(''))
     assert known == [model.name for model in read_backbones()]
-    backbones = (family.backbones.items() for family in FAMILIES.values())
-    for cls, start in itertools.chain(*backbones):
-        # XCiT's go on with the size of the patch.
-        found = [[name for name in known if f'{name}-'.startswith(f'{start}-{arch}-')]
-                 for arch in cls.arch_zoo]  # fmt: skip
-        assert all(found)
-        with torch.device('meta'):
-            model = candidates.find(found[0][0])(False)
-        assert type(model) is cls and model.out_indices == (model.num_stages - 1,)
+    for family in FAMILIES.values():
+        for cls, start in family.backbones.items():
+            assert all(any(name.startswith(f'{start}-{arch}') for name in known)
+                       for arch in cls.arch_zoo)  # fmt: skip
     linear = candidates.find('deit-micro+LaplacianAttention')(False)  # without its class token
     assert type(linear.stages[0]['blocks'][0].attn) is LaplacianAttention
 

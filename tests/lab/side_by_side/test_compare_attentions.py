@@ -134,22 +134,6 @@ def test_differences_are_of_pairs_of_seeds():
     assert names[1] not in found['top-1 in %, mean ± s (seeds): vit, textures']
 
 
-def test_seeds_of_all_attentions_tell_which_differences_show():
-    results = [made_up('SoftmaxAttention', seed, 50.0 + 2 * seed) for seed in (0, 1)]
-    results += [made_up('XCAttention', seed, 60.0 + seed) for seed in (0, 1, 2)]
-    results.append(made_up('PolaAttention', 0, 10.0))  # one seed tells no deviation
-    # Seed 1 adds 1.5 to both. It leaves 0.25 of each of four runs: six runs less three
-    # attentions and two differences of seeds are one degree of freedom.
-    deviation, free = seed_differences.deviation_of_seeds(results)
-    assert (deviation, free) == (pytest.approx((4 * 0.25**2) ** 0.5), 1)
-    # Student's t for 97.5 % and one degree of freedom is 12.706.
-    two = seed_differences.least_difference(deviation, free, seeds=2)
-    assert two == pytest.approx(12.706 * 0.5, rel=1e-3)
-    text = dict(attention_report.sections(dict(results=results, costs=[])))
-    assert f'{two:.2f} with 2' in text['what differences show: vit, textures']
-    assert seed_differences.seeds_text(results[-1:]) == ''
-
-
 def test_what_a_seed_adds_to_all_attentions_hides_no_difference():
     gains = dict(SoftmaxAttention=4, XCAttention=4, PolaAttention=4, LiteMLA=20)
     results = [made_up(n, seed, 50.0 + g * seed) for n, g in gains.items() for seed in (0, 1, 2)]
