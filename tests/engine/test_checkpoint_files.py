@@ -67,17 +67,13 @@ def test_plain_data_beside_the_weights_is_passed_over(tmp_path, monkeypatch):
     ]  # fmt: skip
     sgd = partial(torch.optim.SGD, trained.parameters(), 0.1)
     built = [PARAM_SCHEDULERS.build(dict(one, optimizer=sgd())) for one in schedules]
-    meta = dict(
-        args=argparse.Namespace(lr=0.1),
-        arrays=[np.zeros((0, 2)), np.ones(3, dtype=bool), np.float64(3), np.dtype('int8')],
-        torch=[torch.float16, torch.device('cpu'), torch.Size([2]), torch.ones(2).bfloat16()],
-        counts=defaultdict(int, a=1),
-        lists=defaultdict(list, a=[b'', b'a', bytearray(b'b')]),
-        others=[{1, 2}, frozenset('a'), 2j, slice(3), range(4), 10**40, None, date(2026, 1, 1)],
-        out=tmp_path,
-        last=deque([1]),
-        scalars=HistoryBuffer([1.0], [1]),
-    )
+    meta = [
+        argparse.Namespace(lr=0.1), HistoryBuffer([1.0], [1]), tmp_path, deque([1]),
+        np.zeros((0, 2)), np.ones(3, dtype=bool), np.float64(3), np.dtype('int8'),
+        torch.float16, torch.device('cpu'), torch.Size([2]), torch.ones(2).bfloat16(),
+        defaultdict(int, a=1), defaultdict(list, a=[b'', b'a', bytearray(b'b')]),
+        {1, 2}, frozenset('a'), 2j, slice(3), range(4), 10**40, None, date(2026, 1, 1),
+    ]  # fmt: skip
     beside = dict(optimizer={0: torch.ones(1)}, schedulers=[one.state_dict() for one in built])
     file = save(tmp_path / 'a.pth', trained.state_dict(), meta=meta, config=config, **beside)
     assert same(trained, read_state_dict(file))

@@ -106,16 +106,6 @@ def test_a_swin_v2_of_shorter_windows_than_its_weights_is_told_so(size, file, op
     assert re.search(says, other_options(module, recognise(weights).convert(weights).weights, file))
 
 
-def test_windows_of_timms_swin_s3_are_named(tmp_path):
-    timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
-    file = tmp_path / 'swin_s3_tiny_224.pth'
-    torch.save(timm.create_model('swin_s3_tiny_224').state_dict(), file)
-    swin = MODELS.build(dict(type='Swin', arch='tiny'))
-    assert_refused(swin, file, 'windows of 7, 7, 14, 7 tokens a side, .* of 7; build')
-    told = refusal_of(TOOL, file, '--model', 'swin_tiny', '--out', tmp_path / 'own.pth')
-    assert re.search(r'does not fit swin_tiny.*windows of 7, 7, 14, 7', told)
-
-
 @pytest.mark.parametrize(('name', 'options', 'said'), [
     ('vit_small_patch16_rope_ape_224', dict(arch='small', layer_scale=1e-4), 'rotary positions'),
     ('vit_base_patch16_clip_224', PUBLISHED['clip_quickgelu_base'].backbone, 'type=GELU, and this'),

@@ -22,8 +22,6 @@ from test_published import shapes_of
 import mmlaplace
 from mmlaplace.__main__ import main
 from mmlaplace.checkpoints import DENSE, PUBLISHED, load_weights, read_state_dict
-from mmlaplace.commands.toolbox_scripts import check_checkpoints
-from mmlaplace.toolboxes import toolbox_script
 
 TINY = PUBLISHED['ravlt_tiny'].weights
 CLASSIFIER = 'ravlt-tiny_8xb128_in1k'
@@ -133,14 +131,6 @@ def test_a_name_converts_to_a_file(downloaded, tmp_path):
     tool = ROOT / 'tools/model_converters/convert.py'
     output_of(tool, 'mmlaplace://ravlt-tiny', '--out', out)
     load_weights(MODELS.build(dict(type='RAVLT', arch='tiny', out_norms=False)), out)
-
-
-def test_a_run_may_start_from_a_name(downloaded, monkeypatch):
-    pytest.importorskip('mmpretrain')
-    config = ROOT / f'configs/classification/ravlt/{CLASSIFIER}.py'
-    given = ['', str(config), '--cfg-options', 'load_from=mmlaplace://ravlt-tiny']
-    monkeypatch.setattr('sys.argv', given)
-    check_checkpoints(toolbox_script('mmpretrain', 'train.py'))
 
 
 def test_a_web_page_in_the_place_of_weights_is_one_sentence_and_leaves_nothing(authors):

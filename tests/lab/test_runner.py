@@ -1,9 +1,13 @@
-"""The runner of studies: order, failures, an interrupt, and the lock of a folder."""
+"""The runner of studies: order, failures, an interrupt, and the lock of a folder.
+
+The studies can be imported where nothing draws.
+"""
 
 import threading
 import time
 
 import pytest
+from conftest import run_python
 
 from mmlaplace.lab.runner import FolderJob, Job, JobFailed, run_all
 
@@ -50,17 +54,6 @@ def test_each_outcome_is_a_result_or_the_text_of_a_failure(at_once):
     }  # fmt: skip
     # No result is told twice.
     assert sorted(told) == ['after', 'bad', 'good', 'other settings', 'worse']
-
-
-def test_a_plan_can_follow_from_the_results_so_far():
-    found = []
-
-    def plan():
-        while len(found) < 3:
-            yield Made('next', lambda: dict(number=len(found)))
-
-    run_all(plan(), ended=lambda _, outcome: found.append(outcome['number']))
-    assert found == [0, 1, 2]
 
 
 @pytest.mark.parametrize('at_once', [1, 2])
@@ -132,3 +125,18 @@ def test_two_calls_work_once_in_a_folder(tmp_path):
     assert run_all([first])[first] == dict(by='first')
     other.join(60)
     assert outcomes[second] == dict(by='first') and worked == ['first']
+
+
+CODE = """
+import importlib, pkgutil, sys
+import mmlaplace.lab
+for module in pkgutil.walk_packages(mmlaplace.lab.__path__, 'mmlaplace.lab.'):
+    importlib.import_module(module.name)
+    assert not {'matplotlib', 'pandas'} & set(sys.modules), module.name
+assert 'mmlaplace.lab.runner' in sys.modules
+"""
+
+
+def test_no_module_imports_matplotlib_or_pandas():
+    result = run_python('-c', CODE)
+    assert result.returncode == 0, result.stderr

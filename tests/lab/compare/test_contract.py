@@ -42,11 +42,6 @@ def test_a_planted_fault_is_found_at_its_line(name):
     assert number <= int(found.line.split(':')[1]) < number + len(first)
 
 
-def test_an_attention_without_a_fault_passes():
-    findings = list(check_contract(broken_attentions.Right))
-    assert [finding.point for finding in findings if finding.state != 'passed'] == []
-
-
 def test_what_is_not_promised_is_not_checked_and_a_misspelt_point_is_refused():
     class Quadratic(broken_attentions.SquareOfTokens):
         not_promised = dict(linear='each query reads each key')

@@ -124,7 +124,6 @@ def test_fashion_is_taken_packed_or_not_and_what_is_missing_or_broken_is_named(
                         (gzip.compress(content + b'0'), 'has the SHA-256')):  # fmt: skip
         packed.write_bytes(wrong)
         assert re.search(f'{said}.*get it again', refusal_of(TOOL, *options))
-    assert (tmp_path / 'fashion/mine.txt').exists()  # until the new is whole
     packed.write_bytes(gzip.compress(content))
     output_of(TOOL, *options)
     images, labels = fashion.read_part(tmp_path / 'fashion', 't10k')

@@ -1,7 +1,5 @@
 """Probes are the tasks that they say, tell attentions apart, and keep finished runs."""
 
-import json
-
 import pytest
 import torch
 from conftest import ROOT, output_of, refusal_of, run_script
@@ -219,22 +217,21 @@ def test_the_command_runs_lists_and_reports(tmp_path):
     listed = output_of(TOOL, '--list')
     assert all(f'  {name}: ' in listed for name in (*PROBES.module_dict, *read_studies()))
     output_of(TOOL, '--quick', '--out', out, '--tasks', 'offset', '--attentions', 'Softmax', 'XC*')
-    results = [json.loads(line) for line in out.read_text().splitlines()]
-    names = [one['settings']['attn_cfg']['type'] for one in results]
-    assert names == ['SoftmaxAttention', 'XCAttention']
-    assert [list(one['accuracy']) for one in results] == [['1', '4']] * 2
+    results = {one['settings']['attn_cfg']['type']: one for one in read_results(out)}
+    assert list(results) == ['SoftmaxAttention', 'XCAttention']
+    assert all(list(one['accuracy']) == ['1', '4'] for one in results.values())
     with (ROOT / 'docs/logs/probes.jsonl').open() as log:  # all would be a picture for each study
         chosen = [line for line in log if '"Softmax' in line and '"steps": 400, "batch' in line]
     out.write_text(''.join(chosen))
     output_of(TOOL, '--report', tmp_path / 'report', '--out', out)
     assert '| Softmax | 0.999 |' in (tmp_path / 'report/probes.md').read_text()
     assert (tmp_path / 'report/probes_attentions.png').stat().st_size > 10_000
-    harder = ('--quick', '--out', tmp_path / 'harder.jsonl', '--tasks', 'recall', '--options')
-    printed = output_of(TOOL, *harder, 'pairs=20', '--attentions', 'Softmax')
-    assert 'Softmax, recall (pairs 20)' in printed
+    harder = ('--quick', '--out', tmp_path / 'harder.jsonl', '--tasks', 'recall', '--attentions',
+              'Softmax', '--options')  # fmt: skip
+    assert 'Softmax, recall (pairs 20)' in output_of(TOOL, *harder, 'pairs=20')
     output_of(TOOL, *harder, 'pairs=20', '--report', tmp_path / 'hard')
     assert '| Softmax |' in (tmp_path / 'hard/probes.md').read_text()
-    result = run_script(TOOL, *harder, 'pairs=65', '--attentions', 'Softmax')
+    result = run_script(TOOL, *harder, 'pairs=65')
     assert result.returncode == 1 and result.stdout.count('lower pairs') == 1
 
 
