@@ -159,17 +159,9 @@ def test_all_processes_of_a_training_get_the_same_features(tmp_path):
 # ---- averages
 
 
-KEPT = 0.75  # of an average, at each update
-AVERAGES = {
-    'mmengine, EMA': lambda model, buffers: MODELS.build(dict(
-        type='ExponentialMovingAverage', momentum=1 - KEPT, model=model, update_buffers=buffers)),
-    'torch, SWA': lambda model, buffers: AveragedModel(model, use_buffers=buffers),
-}  # fmt: skip
 # In an average: the mean of means and variances; a count that nothing reads; the mean of forwards;
 # the last draw.
 KNOWN = {'running_mean', 'running_var', 'num_batches_tracked', 'forwards', 'projection_matrix'}
-
-
 PARTS = [
     *(dict(options, type=name) for name in registered(BaseAttention)
       for options in ({}, *MODELS.get(name).tested_options)),
@@ -190,17 +182,18 @@ def test_an_average_of_equal_models_computes_as_the_model(part):
     model, x = model.train(), torch.randn(2, 16, 32)
     named = {name.rpartition('.')[2] for name, _ in model.named_buffers()}
     assert named <= KNOWN, 'decide what the average of this buffer is'
-    for make in AVERAGES.values():
-        for buffers in (False, True):
-            model.train()(x, (4, 4))  # gives statistics
-            average = make(model, buffers)
-            for _ in range(3):
-                average.update_parameters(model)
-            for training in (True, False):
-                with torch.random.fork_rng():  # some draw
-                    out = model.train(training)(x, (4, 4))
-                # The weights are the same. Kernels may differ, as an average takes no gradients.
-                torch.testing.assert_close(average.train(training)(x, (4, 4)), out)
+    model(x, (4, 4))  # gives statistics
+    averages = [AveragedModel(model, use_buffers=buffers) for buffers in (False, True)]
+    ema = dict(type='ExponentialMovingAverage', model=model)
+    averages += [MODELS.build(dict(ema, update_buffers=buffers)) for buffers in (False, True)]
+    for average in averages:
+        for _ in range(3):
+            average.update_parameters(model)
+        for training in (False, True):
+            with torch.random.fork_rng():  # some draw
+                out = model.train(training)(x, (4, 4))
+            # The weights are the same. Kernels may differ, as an average takes no gradients.
+            torch.testing.assert_close(average.train(training)(x, (4, 4)), out)
 
 
 # ---- PRepBN, whose forwards say how much of a LayerNorm it is
@@ -208,7 +201,7 @@ def test_an_average_of_equal_models_computes_as_the_model(part):
 
 def test_an_averaged_norm_has_the_average_age_of_the_models():
     model, x = PRepBN(8, steps=10), torch.randn(2, 5, 8)
-    average = AVERAGES['torch, SWA'](model, True)
+    average = AveragedModel(model, use_buffers=True)
     for _ in range(6):
         model(x)
         average.update_parameters(model)
@@ -241,7 +234,7 @@ def test_new_statistics_of_an_average_are_those_of_the_trained_norm():
 @pytest.mark.filterwarnings('error')
 def test_an_average_of_draws_is_told_what_to_do():
     model = PerformerAttention(32, 2, (7, 7))
-    average = AVERAGES['torch, SWA'](model, True)
+    average = AveragedModel(model, use_buffers=True)
     average.update_parameters(model)
     average.eval()
     for _ in range(20):

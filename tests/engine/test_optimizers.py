@@ -75,6 +75,9 @@ def test_parts_of_models_and_wrapped_ones_have_the_rates_of_their_layers():
     rates = settings(nn.DataParallel(torch.compile(model)))  # as in DDP, the model is .module
     plain_rates = {name.replace('_orig_mod.', ''): rate for name, rate in rates.items()}
     assert_by_depth(plain_rates, 'module.backbone.')
+    # The norm of a stage belongs to its last block.
+    norms = 'stages.2.norm.weight', 'stages.2.blocks.1.norm1.weight'
+    assert len(set(map(build(stage_norms=True).get_layer_depth, norms))) == 1
 
 
 def test_other_options_multiply():
@@ -84,6 +87,7 @@ def test_other_options_multiply():
         custom_keys={'head': dict(lr_mult=10.0), 'patch_embed.proj': dict(lr_mult=3.0)},
     )  # fmt: skip
     rates, decays = (settings(model, key, **options) for key in ('lr', 'weight_decay'))
+    assert set(settings(model, layer_decay_rate=1).values()) == {LR}
     for name, times, share in (
         ('head.weight', 10, 1),
         ('backbone.norm3.weight', 1, 0),
@@ -95,13 +99,9 @@ def test_other_options_multiply():
 
 
 @pytest.mark.parametrize('rate', [None, 0, 1.5, '0.8', float('nan')])
-def test_a_bad_rate_is_quoted(rate):
+def test_a_bad_rate_is_quoted_and_a_rate_needs_an_lr_and_depths(rate):
     with pytest.raises(ValueError, match=rf'layer_decay_rate in \(0, 1\], got {rate!r}'):
         settings(Classifier(), layer_decay_rate=rate)
-
-
-def test_a_rate_of_one_is_none_and_a_rate_needs_an_lr_and_depths():
-    assert set(settings(Classifier(), layer_decay_rate=1).values()) == {LR}
     with pytest.raises(ValueError, match="got none: .*'AdamW'"):
         settings(Classifier(), optimizer=dict(type='AdamW'))
     with pytest.raises(TypeError, match='Conv2d has no get_layer_depth'):

@@ -61,8 +61,6 @@ def test_the_tool_asks_for_the_model_or_takes_it_from_the_name(tmp_path, monkeyp
         assert {float(value.mean()) for value in weights.values()} == {2.0}
     output_of(TOOL, file, *model, '--key', 'state_dict', '--out', 'key.pth')
     assert {float(v.mean()) for v in read_state_dict('key.pth').values()} == {1.0}
-    own = refusal_of(TOOL, 'soft_norm_tiny.pth', '--out', 'again.pth')
-    assert 'are those of mmlaplace already' in own
 
 
 def test_averaged_weights_are_taken_where_the_authors_evaluate_them(tmp_path):

@@ -103,9 +103,6 @@ def test_the_classifiers_of_mmpretrain_and_timm_give_the_same_scores(downloaded)
         expected = by_timm(images)
         for model in models:
             assert torch.equal(model(images, mode='tensor'), expected)
-        maps = timm.create_model('ravlt_tiny', pretrained=True, features_only=True).eval()(images)
-        _, same = by_timm.forward_intermediates(images)
-    assert all(map(torch.equal, maps, same))
     assert downloaded.asked == asked  # all took the copy
 
 
@@ -123,7 +120,6 @@ def test_another_number_of_classes_or_channels_is_made_from_the_rest(downloaded,
     line = r'TimmClassifier from mmlaplace://ravlt_tiny \(http.*RAVLT_T.pth\).*matched \d+ of'
     assert re.match(line, said)
     assert 'head of 1000 classes left out, as the model has 10' in said
-    assert timm.create_model('ravlt_tiny', pretrained=True, num_classes=0).num_classes == 0
 
 
 def test_a_name_converts_to_a_file(downloaded, tmp_path):

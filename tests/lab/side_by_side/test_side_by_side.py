@@ -27,7 +27,7 @@ from mmlaplace.lab.side_by_side import (
 )
 from mmlaplace.lab.side_by_side import backbone_candidates as candidates
 from mmlaplace.model_zoo import read_backbones
-from mmlaplace.models import FAMILIES, BaseAttention, LaplacianAttention
+from mmlaplace.models import BaseAttention, LaplacianAttention
 
 MICRO = 'laplacianformer-micro'
 tool = load_tool('tools/benchmarks/benchmark_backbone.py')
@@ -65,9 +65,7 @@ def test_the_tool_writes_json_and_plots_and_keeps_what_is_there(run, tmp_path, c
         assert row['median ms'] > 0 and row['MB'] == 1
         assert row['images per second'] * row['median ms'] / 2 == pytest.approx(1000)
     assert all(min(Image.open(plot).size) > 300 for plot in plots)
-    printed = capsys.readouterr().out
-    line = next(line for line in printed.splitlines() if names[1] in line and '│' in line)
-    assert ' 1.00 ' in line
+    assert re.search(re.escape(names[1]) + '.*│.* 1.00 ', capsys.readouterr().out)
     with pytest.raises(SystemExit, match='2'):
         run(*command, force=())
     assert '--force replaces it' in capsys.readouterr().err
@@ -80,10 +78,6 @@ def test_every_backbone_of_ours_with_an_arch_is_a_candidate(monkeypatch):
     monkeypatch.setattr('mmlaplace.model_zoo.initialise', id)  # which takes seconds
     known = list(candidates.catalogue(''))
     assert known == [model.name for model in read_backbones()]
-    for family in FAMILIES.values():
-        for cls, start in family.backbones.items():
-            assert all(any(name.startswith(f'{start}-{arch}') for name in known)
-                       for arch in cls.arch_zoo)  # fmt: skip
     linear = candidates.find('deit-micro+LaplacianAttention')(False)  # without its class token
     assert type(linear.stages[0]['blocks'][0].attn) is LaplacianAttention
 
@@ -153,7 +147,6 @@ def test_benchmark_ops(tmp_path):
     ops = {'laplacian_kernel', 'gaussian_kernel', 'newton_schulz_inverse', 'linear_attention'}
     assert {row['op'] for row in rows} == ops
     assert {row['pass'] for row in rows} == {'forward', '+ backward'}
-    assert all(row['median ms'] > 0 and row['runs'] >= 3 for row in rows)
     assert written['peak G diff/s'] > 0 and written['train step']['reference / native'] > 0
     assert min(Image.open(plot).size) > 300
 
@@ -210,17 +203,6 @@ def cost(attention, host, seconds):
     return dict(settings=settings, cost={'forward': found, 'forward and backward': found})
 
 
-def test_costs_of_hosts_stand_in_tables_of_their_own(tmp_path):
-    costs = [cost('LinearAttention', *each) for each in (('laplacianformer', 0.01), ('vit', 0.5))]
-    content = dict(results=[], costs=costs)
-    tables = dict(attention_report.sections(content))
-    assert '| Linear | 10 |' in tables['time in ms, batch 1, one thread: laplacianformer']
-    assert '| Linear | 500 |' in tables['time in ms, batch 1, one thread: vit']
-    path = tmp_path / 'results.json'
-    path.write_text(json.dumps(content))
-    assert read_costs(path)['Linear']['ms 224²'] == pytest.approx(10)
-
-
 def test_a_part_of_a_result_is_run_again_and_left_out_of_tables(tmp_path):
     half, whole = tmp_path / 'result.json', made_up('XCAttention', 0, 60.0)
     half.write_text('{"settings": {"atten')
@@ -243,16 +225,22 @@ def made_up(name, seed, top1):
 
 def test_tables_have_means_all_seeds_and_what_is_missing(tmp_path):
     results = [made_up('SoftmaxAttention', seed, 50.0 + seed) for seed in (1, 0, 2)]
-    costs = [cost('SoftmaxAttention', 'vit', 0.01)]
-    content = dict(results=[*results, made_up('XCAttention', 0, 60.0)], costs=costs)
+    resumed = dict(made_up('XCAttention', 0, 60.0), seconds=None)  # which has no time
+    costs = [cost('SoftmaxAttention', 'vit', 0.5), cost('LinearAttention', 'laplacianformer', 0.01)]
+    content = dict(results=[*results, resumed], costs=costs)
     written = attention_report.write_report(content, tmp_path)
     text = (tmp_path / 'tables.md').read_text()
     lines = [line for line in text.splitlines() if line.startswith('| ')]
-    assert lines[2].startswith('| XC | 60.0 | 65.0 | 200 | 15.0 |')  # the most accurate first
+    assert lines[2].startswith('| XC | 60.0 | 65.0 | 200 | 15.0 | - |')  # the most accurate first
     assert lines[3].startswith('| Softmax | 51.0 ± 1.0 (50.0, 51.0, 52.0) | 56.0 ± 1.0 ')
     assert 'Softmax, forward, 512²: no memory' in text
     pictures = [path for path in written if path.suffix == '.png']
-    assert len(pictures) == 2 and all(min(Image.open(path).size) > 100 for path in pictures)
+    assert len(pictures) == 3 and all(min(Image.open(path).size) > 100 for path in pictures)
+    tables, path = dict(attention_report.sections(content)), tmp_path / 'results.json'
+    assert '| Linear | 10 |' in tables['time in ms, batch 1, one thread: laplacianformer']
+    assert '| Softmax | 500 | - |' in tables['time in ms, batch 1, one thread: vit']
+    path.write_text(json.dumps(content))
+    assert read_costs(path)['Linear']['ms 224²'] == pytest.approx(10)
 
 
 def test_differences_are_of_pairs_of_seeds():
@@ -298,12 +286,6 @@ def test_an_option_that_the_attention_refuses_is_one_sentence(option, message, t
     result = run_script(TRAINING, f'LaplacianAttention, {option}', '--work-dir', tmp_path)
     assert result.returncode and re.search(message, result.stderr)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_run_that_was_resumed_has_no_time():
-    runs = [dict(made_up('XCAttention', seed, 60.0), seconds=s) for seed, s in ((0, None), (1, 90))]
-    assert '| 90 |' in attention_report.accuracy_table(runs)
-    assert '| - |' in attention_report.accuracy_table(runs[:1])
 
 
 @pytest.mark.training
