@@ -118,9 +118,7 @@ def test_what_is_no_checkpoint_is_quoted(tmp_path, write, error, message):
     (dict(dataset_meta=dict(classes='cat', palette='random')), {}),
     ('none', {}),
 ])  # fmt: skip
-def test_names_and_colours_are_read_beside_the_weights_where_they_are_plain(
-    tmp_path, meta, expected
-):
+def test_plain_names_and_colours_are_read_beside_the_weights(tmp_path, meta, expected):
     torch.save(dict(state_dict=dict(weight=torch.zeros(1)), meta=meta), tmp_path / 'a.pth')
     assert read_dataset_meta(tmp_path / 'a.pth') == expected
 

@@ -110,10 +110,8 @@ def test_the_option_that_a_shape_follows_is_named(tmp_path, option, kind, values
 
 def test_no_share_is_proposed_that_would_load_nothing_of_the_backbone(tmp_path):
     """As of a detector in another project's names, whose heads alone have those of mmdet."""
-    weights = {
-        re.sub(r'^backbone\.[a-z]+', 'backbone.layers', name): value
-        for name, value in model_of('neck', 'bbox_head').state_dict().items()
-    }
+    state = model_of('neck', 'bbox_head').state_dict()
+    weights = {re.sub(r'^backbone\.[a-z]+', 'backbone.layers', k): v for k, v in state.items()}
     file = save(tmp_path / 'a.pth', weights)
     message = r'nothing of the \d+ tensors of its backbone is.*backbone.layers.0'
     assert_refused(model_of('neck', 'bbox_head'), file, rf'(?s)^(?!.*min_matched).*{message}')

@@ -212,9 +212,7 @@ def test_a_module_with_the_authors_names_is_loaded_as_it_is(b0):
     ({'norm1.weight': None}, None, 'those of no published model.*--list'),
     ({'norm4.bias': None}, None, 'has the size of no published model; give a file by --out'),
 ])  # fmt: skip
-def test_what_cannot_be_converted_is_named_and_not_written(
-    b0, change, model, message, tmp_path, monkeypatch
-):
+def test_what_cannot_be_converted_is_named(b0, change, model, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     weights = {k: v for k, v in {**torch.load(b0)['model'], **change}.items() if v is not None}
     torch.save(weights, 'released.pth')

@@ -94,7 +94,6 @@ def test_a_module_of_another_models_options_is_told_so_by_the_name_of_the_file(t
     # The last map of 224 pixels has 7 tokens a side.
     ('tiny', 'best.pth', {}, r'^it is swinv2_tiny_window8_256, .* or .*window=8, and .* has 7'),
     ('base', 'swinv2_base_window8_256.pth', dict(img_size=256), '^$'),
-    ('base', 'swinv2_base_window8_256.pth', dict(pretrained_windows=(8, 8, 8, 8)), '^$'),
 ])  # fmt: skip
 def test_a_swin_v2_of_shorter_windows_than_its_weights_is_told_so(size, file, options, says):
     with torch.device('meta'):

@@ -5,6 +5,7 @@ The studies can be imported where nothing draws.
 
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 from conftest import run_python
@@ -13,39 +14,27 @@ from mmlaplace.lab.runner import FolderJob, Job, JobFailed, run_all
 
 
 class Made(Job):
-    """A job that a function does."""
+    """A job that functions do."""
 
-    alone = False
+    alone, run = False, dict
 
-    def __init__(self, label, work, finished=None, **options):
+    def __init__(self, label, **own):
         super().__init__(label)
-        self.run, self.finished = work, finished
-        vars(self).update(options)
+        vars(self).update(own)
 
     def result(self):
-        if isinstance(self.finished, Exception):
-            raise self.finished
-        return self.finished
-
-
-def failing(error):
-    def run():
-        raise error
-
-    return run
+        return None
 
 
 @pytest.mark.parametrize('at_once', [1, 3])
 def test_each_outcome_is_a_result_or_the_text_of_a_failure(at_once):
-    told, bad = [], Made('bad', failing(JobFailed('the end of its log')))
+    told, bad = [], Made('bad', run=Mock(side_effect=JobFailed('the end of its log')))
     jobs = [
-        Made('after', dict, needs=dict(bad=bad)),
-        Made('good', dict),
-        Made('finished', failing(AssertionError()), dict(before=True)),
-        bad,
-        Made('worse', failing(ValueError('of the work'))),
-        Made('other settings', dict, ValueError('take another folder')),
-    ]
+        Made('after', needs=dict(bad=bad)), Made('good'), bad,
+        Made('finished', run=Mock(side_effect=AssertionError), result=lambda: dict(before=True)),
+        Made('worse', run=Mock(side_effect=ValueError('of the work'))),
+        Made('other settings', result=Mock(side_effect=ValueError('take another folder'))),
+    ]  # fmt: skip
     outcomes = run_all(jobs, at_once, ended=lambda job, _: told.append(job.label))
     assert {job.label: outcome for job, outcome in outcomes.items()} == {
         'good': {}, 'finished': dict(before=True), 'bad': 'the end of its log',
@@ -66,7 +55,7 @@ def test_no_job_starts_after_a_keyboard_interrupt(at_once):
         interrupted.set()
         raise KeyboardInterrupt
 
-    jobs = [Made(str(number), work) for number in range(20)]
+    jobs = [Made(str(number), run=work) for number in range(20)]
     with pytest.raises(KeyboardInterrupt):
         run_all(jobs, at_once, started=started.append)
     assert len(started) <= at_once
@@ -84,7 +73,7 @@ def test_jobs_at_the_same_time_have_gpus_of_their_own():
 
         return run
 
-    jobs = [Made(str(number), work_of(number)) for number in range(4)]
+    jobs = [Made(str(number), run=work_of(number)) for number in range(4)]
     run_all(jobs, 2, devices=['0,1', '2,3'])
     assert sorted(seen) == ['0,1', '0,1', '2,3', '2,3']
 
@@ -101,7 +90,7 @@ def test_what_must_be_alone_has_nothing_beside_it():
 
         return run
 
-    run_all([Made(name, work_of(name), alone=name < 'c') for name in 'acbd'], 2)
+    run_all([Made(name, run=work_of(name), alone=name < 'c') for name in 'acbd'], 2)
     order = ''.join(said)
     assert 'aa' in order and 'bb' in order and len(order) == 8
 

@@ -66,9 +66,7 @@ MIX = '    def mix(self, q, k, v, hw_shape):\n        return v\n'
     ('', 'elu_attention.py:EluAttention --with Sotf', r"'Sotf' \(did you mean 'SOFT'\?"),
     ('', 'SOFT --with SOFT', '--with names no attention but yours'),
 ])  # fmt: skip
-def test_bad_input_ends_in_a_sentence_and_writes_nothing(
-    content, words, sentence, tmp_path, capsys
-):
+def test_bad_input_is_a_sentence_and_writes_nothing(content, words, sentence, tmp_path, capsys):
     (tmp_path / 'a.py').write_text(content)
     before, classes = files(tmp_path), dict(MODELS.module_dict)
     assert main(['compare', *words.split()]) == 2
@@ -175,11 +173,8 @@ def test_a_run_ends_in_a_page_with_configs_and_continues(tmp_path, monkeypatch, 
     assert main(words) == 2 and 'before its file changed' in capsys.readouterr().err
 
 
-BROKEN = {
-    name: cls
-    for name, cls in vars(broken_attentions).items()
-    if inspect.getmodule(cls) is broken_attentions and (cls.__doc__ or '').startswith('point:')
-}
+BROKEN = {name: cls for name, cls in vars(broken_attentions).items()
+          if (cls.__doc__ or '').startswith('point:')}  # fmt: skip
 
 
 @pytest.mark.parametrize('name', [

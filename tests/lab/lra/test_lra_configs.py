@@ -62,8 +62,8 @@ def test_one_training_step_changes_the_weights(name):
         optim_wrapper, batch = build_optim_wrapper(model, cfg.optim_wrapper), batch_of(cfg)
     before = {key: value.detach().clone() for key, value in model.named_parameters()}
     losses = model.train().train_step(batch, optim_wrapper)
-    assert torch.isfinite(losses['loss'])
     changed = {key for key, value in model.named_parameters() if not value.equal(before[key])}
+    assert torch.isfinite(losses['loss'])
     assert {'backbone.embedding.weight', 'head.layers.1.fc.weight'} <= changed
 
 

@@ -14,11 +14,9 @@ from mmlaplace.lab.lra.listops import OPERATORS, WORDS, ListOpsSettings, express
 from mmlaplace.lab.lra.pathfinder import LEVELS, PathfinderSettings, make_picture
 
 FUNCTIONS = {
-    '[MIN': min,
-    '[MAX': max,
-    '[SM': lambda values: sum(values) % 10,
+    '[MIN': min, '[MAX': max, '[SM': lambda values: sum(values) % 10,
     '[MED': lambda values: int(statistics.median(values)),
-}
+}  # fmt: skip
 MINI = ListOpsSettings(max_depth=3, max_args=4, min_length=4, max_length=32)
 
 

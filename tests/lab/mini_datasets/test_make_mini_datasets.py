@@ -103,9 +103,7 @@ def test_targets_of_rendered_rooms_fit_the_image(tmp_path, monkeypatch):
     assert not {p.tobytes() for p in seen[0]} & {p.tobytes() for p in seen[1]}
 
 
-def test_fashion_is_taken_packed_or_not_and_what_is_missing_or_broken_is_named(
-    fashion_files, tmp_path, monkeypatch
-):
+def test_fashion_is_taken_packed_or_not_or_refused(fashion_files, tmp_path, monkeypatch):
     source = fashion_files(tmp_path / 'source')
     digests = {n: hashlib.sha256((source / n).read_bytes()).hexdigest() for n in fashion.DIGESTS}
     monkeypatch.setattr(fashion, 'DIGESTS', digests)
