@@ -65,7 +65,7 @@ def test_plain_data_beside_the_weights_is_passed_over(tmp_path, monkeypatch):
         dict(type='OneCycleLR', eta_max=0.1, total_steps=3),
         dict(type='ReduceOnPlateauLR', monitor='loss'),
     ]  # fmt: skip
-    sgd = partial(torch.optim.SGD, trained.parameters(), 0.1)
+    sgd = partial(torch.optim.SGD, list(trained.parameters()), 0.1)
     built = [PARAM_SCHEDULERS.build(dict(one, optimizer=sgd())) for one in schedules]
     meta = [
         argparse.Namespace(lr=0.1), HistoryBuffer([1.0], [1]), tmp_path, deque([1]),

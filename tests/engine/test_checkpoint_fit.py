@@ -103,7 +103,7 @@ def test_other_precisions_of_floating_point_are_cast(tmp_path, dtype):
 ])  # fmt: skip
 def test_the_option_that_a_shape_follows_is_named(tmp_path, option, kind, values):
     name = option.partition(' ')[0]
-    theirs, ours = (build(attn_cfg={'type': kind, name: n}, img_size=64) for n in values)
+    theirs, ours = (build(type='PVT', attn_cfg={'type': kind, name: n}) for n in values)
     file = save(tmp_path / 'a.pth', theirs.state_dict())
     assert_refused(ours, file, f'build the model with the {option} that the checkpoint')
 
