@@ -77,7 +77,7 @@ def test_parts_of_models_and_wrapped_ones_have_the_rates_of_their_layers():
     assert_by_depth(plain_rates, 'module.backbone.')
     # The norm of a stage belongs to its last block.
     norms = 'stages.2.norm.weight', 'stages.2.blocks.1.norm1.weight'
-    assert len(set(map(build(stage_norms=True).get_layer_depth, norms))) == 1
+    assert len(set(map(build(type='PVTv2', stage_norms=True).get_layer_depth, norms))) == 1
 
 
 def test_other_options_multiply():
