@@ -3,9 +3,12 @@
 import copy
 from unittest import mock
 
+import pytest
 import torch
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
+
+from mmlaplace.checkpoints import load_weights, read_state_dict
 
 ARCH = dict(
     embed_dims=(8, 16, 16, 32), depths=(1, 1, 2, 1), num_heads=(1, 1, 2, 2), ffn_ratios=(2,) * 4
@@ -25,6 +28,19 @@ def save(path, weights, prefix='', container='state_dict', **beside):
     content = {prefix + name: value for name, value in weights.items()}
     torch.save({container: content, **beside} if container else content, path)
     return str(path)
+
+
+def assert_refused(module, file, message, **options):
+    """The weights are refused with a message, and the module stays as it was."""
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    with pytest.raises(ValueError, match=message):
+        load_weights(module, file, **options)
+    assert same(module, before)
+
+
+def assert_unreadable(source, message):
+    with pytest.raises((ValueError, OSError, ImportError), match=message):
+        read_state_dict(source)
 
 
 def without(weights, name):

@@ -8,10 +8,9 @@ import pytest
 import torch
 from conftest import ROOT, output_of, refusal_of
 from mmengine.registry import MODELS
-from saved_weights import ARCH
+from saved_weights import ARCH, assert_refused
 
 from mmlaplace.checkpoints import PUBLISHED, load_weights
-from mmlaplace.checkpoints.dense import DENSE
 from mmlaplace.checkpoints.published import describe
 from mmlaplace.commands.converters import convert
 from mmlaplace.models import RAVLT, ConvPoolingNeck
@@ -169,12 +168,6 @@ def test_every_released_checkpoint_converts_whole(name):
         assert counted == pytest.approx(content['parameters'], rel=1e-3)
 
 
-def test_every_published_model_has_its_backbone_and_is_listed():
-    listed = output_of(TOOL, '--list').splitlines()
-    assert [line.split()[0] for line in listed] == [*PUBLISHED, *DENSE]
-    assert "pvt_v2_b0 dict(type='PVTv2', arch='b0'" in ' '.join(' '.join(listed).split())
-
-
 @pytest.fixture(scope='module')
 def b0(tmp_path_factory):
     """Random weights by the names of the authors or of timm."""
@@ -184,27 +177,13 @@ def b0(tmp_path_factory):
     return path
 
 
-def test_a_backbone_loads_the_authors_file_by_its_init_cfg(b0):
-    init_cfg = dict(type='Pretrained', checkpoint=str(b0))
-    backbone = published_backbone('pvt_v2_b0', init_cfg=init_cfg)
-    backbone.init_weights()
-    released = torch.load(b0)['model']['block2.1.mlp.fc1.weight']
-    assert torch.equal(backbone.stages[1]['blocks'][1].ffn.layers[0].weight, released)
-    # The norm of a stage belongs to its last block.
-    norms = 'stages.0.norm.weight', 'stages.0.blocks.1.norm1.weight'
-    assert len(set(map(backbone.get_layer_depth, norms))) == 1
-
-
 def test_positions_that_may_be_of_two_aspects_are_refused_until_the_file_says_which(tmp_path):
     weights = {key: torch.randn(shape) for key, shape in shapes_of('deit_tiny').items()}
     weights['pos_embed'] = torch.randn(1, 1 + 144, 192)  # 12 x 12, or 24 x 6
     torch.save(dict(model=weights), tmp_path / 'released.pth')
     model = published_backbone('deit_tiny', img_size=(384, 96))
-    before = model.stages[0]['position'].map.clone()
     message = r'map of 12 x 12 if its images were square, and of 24 x 6 .* --image-size'
-    with pytest.raises(ValueError, match=message):
-        load_weights(model, tmp_path / 'released.pth')
-    assert torch.equal(model.stages[0]['position'].map, before)
+    assert_refused(model, tmp_path / 'released.pth', message)
     load_weights(published_backbone('deit_tiny', img_size=192), tmp_path / 'released.pth')
     own = convert(weights, 'deit_tiny', (384, 96))[0].weights
     torch.save(dict(state_dict=own), tmp_path / 'own.pth')
@@ -214,10 +193,9 @@ def test_positions_that_may_be_of_two_aspects_are_refused_until_the_file_says_wh
 
 
 def test_a_module_of_another_model_is_told_which_one_fits(b0):
-    message = rf'does not fit: .*; it fits {describe("pvt_v2_b0")}'.replace('(', r'\(')
+    message = f'does not fit: .*; it fits {re.escape(describe("pvt_v2_b0"))}'
     for other in (published_backbone('pvt_v2_b1'), MODELS.build(dict(type='PVTv2', arch='b0'))):
-        with pytest.raises(ValueError, match=message.replace(')', r'\)')):
-            load_weights(other, b0)
+        assert_refused(other, b0, message)
 
 
 def test_a_module_with_the_authors_names_is_loaded_as_it_is(b0):
@@ -234,9 +212,7 @@ def test_a_module_with_the_authors_names_is_loaded_as_it_is(b0):
     ({'norm1.weight': None}, None, 'those of no published model.*--list'),
     ({'norm4.bias': None}, None, 'has the size of no published model; give a file by --out'),
 ])  # fmt: skip
-def test_what_cannot_be_converted_is_named_and_not_written(
-    b0, change, model, message, tmp_path, monkeypatch
-):
+def test_what_cannot_be_converted_is_named(b0, change, model, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     weights = {k: v for k, v in {**torch.load(b0)['model'], **change}.items() if v is not None}
     torch.save(weights, 'released.pth')
@@ -263,29 +239,25 @@ def test_a_classifier_with_a_neck_loads_into_backbones_and_detectors(tmp_path):
     norms = {f'norm{i}.{name}' for i in range(4) for name in ('weight', 'bias')}
     assert missing >= {f'backbone.{name}' for name in norms} and len(missing) == 8 + 4
     assert set(load_weights(backbone, path).missing) == norms
-    with pytest.raises(ValueError, match='in layers of this ModuleDict that have no such tensor'):
-        load_weights(torch.nn.ModuleDict(dict(parts, neck=torch.nn.Identity())), path)
+    other = torch.nn.ModuleDict(dict(parts, neck=torch.nn.Identity()))
+    assert_refused(other, path, 'in layers of this ModuleDict that have no such tensor')
 
 
-@pytest.mark.parametrize(('patch_size', 'as_it_is'), [(16, 2), (8, 1)])
-def test_maps_of_four_blocks_of_xcit_get_the_strides_of_a_pyramid(patch_size, as_it_is, tmp_path):
+@pytest.mark.parametrize('patch_size', [16, 8])
+def test_maps_of_four_blocks_of_xcit_get_the_strides_of_a_pyramid(patch_size, tmp_path):
     arch = dict(embed_dims=(16,), depths=(4,), num_heads=(2,), ffn_ratios=(2,))
     options = dict(type='XCiTBackbone', arch=arch, patch_size=patch_size)
-    classifier = draw(MODELS.build(dict(options, out_type='cls_token')))
+    classifier = MODELS.build(dict(options, out_type='cls_token'))
     torch.save(classifier.state_dict(), tmp_path / 'xcit.pth')
-    pyramid = MODELS.build(dict(options, pyramid_blocks=range(4))).eval()
+    pyramid = MODELS.build(dict(options, pyramid_blocks=range(4)))
     load_weights(pyramid, tmp_path / 'xcit.pth')  # without class attention
-    images, outs = torch.randn(1, 3, 64, 96), []
-    classifier.stages[0]['blocks'][as_it_is].register_forward_hook(lambda *of: outs.append(of[2]))
-    maps, (token,) = pyramid(images), classifier(images)
+    maps = pyramid(torch.randn(1, 3, 64, 96))
     assert [x.shape[1:] for x in maps] == [(16, 64 // s, 96 // s) for s in (4, 8, 16, 32)]
-    assert torch.equal(maps[as_it_is].flatten(2).mT, outs[0]) and token.shape == (1, 16)
-    sum(x.sum() for x in maps).backward()
-    assert all(p.grad is not None for p in pyramid.parameters())
-    for blocks in ((0, 1, 3), (0, 1, 2, 2), (1, 0, 2, 3)):
-        with pytest.raises(ValueError, match=r'the last of them 3, .* got \('):
-            MODELS.build(dict(options, pyramid_blocks=blocks))
-    with pytest.raises(ValueError, match='out_norms=True'):
-        MODELS.build(dict(options, pyramid_blocks=range(4), out_norms=True))
-    with pytest.raises(ValueError, match=r'patch_size must be one of \(16, 8\), got 4'):
-        MODELS.build(dict(options, patch_size=4))
+    for wrong, message in (
+        (dict(pyramid_blocks=(0, 1, 3)), r'the last of them 3, .* got \('),
+        (dict(pyramid_blocks=(1, 0, 2, 3)), r'the last of them 3, .* got \('),
+        (dict(pyramid_blocks=range(4), out_norms=True), 'out_norms=True'),
+        (dict(patch_size=4), r'patch_size must be one of \(16, 8\), got 4'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            MODELS.build(dict(options, **wrong))

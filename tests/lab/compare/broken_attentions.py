@@ -28,15 +28,6 @@ class CrossesImages(Right):
         return super().mix(q, k, v, hw_shape) + v.mean((0, 2), keepdim=True)
 
 
-class DropsTheLastRow(Right):
-    """point: any size"""
-
-    def forward(self, x, hw_shape, mask=None):  # FAULT
-        height, width = hw_shape
-        out = super().forward(x, hw_shape, mask)
-        return out if height % 2 == 0 or height == 7 else out[:, : (height - 1) * width]
-
-
 class SquareOnly(Right):
     """point: any size"""
 
@@ -70,21 +61,11 @@ class OverflowsInHalf(QKVAttention):
         return query @ (key.transpose(-2, -1) @ (v / v.shape[2])) / (norm / v.shape[2] + 1e-6)
 
 
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-
-
 class WrongBackward(Right):
     """point: gradients"""
 
     def mix(self, q, k, v, hw_shape):  # FAULT
-        return super().mix(q, k, Doubled.apply(v), hw_shape)
+        return super().mix(q, k, v + v.detach(), hw_shape)
 
 
 class UnusedParameter(Right):
@@ -165,13 +146,3 @@ class SquareOfTokens(Right):
         query, key = self.phi(q, k)
         weights = query @ key.transpose(-2, -1)  # FAULT
         return (weights / weights.sum(-1, keepdim=True)).to(v.dtype) @ v
-
-
-class NeedsMore(Right):
-    """point: build"""
-
-    def __init__(self, embed_dims, num_heads, input_resolution, order):
-        super().__init__(embed_dims, num_heads, input_resolution)
-
-    def mix(self, q, k, v, hw_shape):  # FAULT
-        return super().mix(q, k, v, hw_shape)

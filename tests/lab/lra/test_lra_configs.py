@@ -43,15 +43,12 @@ def test_config_agrees_with_its_task_and_itself(name):
     assert cfg.test_dataloader.dataset.split == 'test'
 
 
-def batch_of(cfg, samples=3) -> dict:
+def batch_of(cfg) -> dict:
     """Stand-ins for a batch: ids of different lengths, as the pipeline packs them."""
     rows = 2 if cfg.model.head.in_channels == 256 else 1
-    with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        pipeline = Compose(cfg.train_dataloader.dataset.pipeline)
-        packed = [
-            pipeline(dict(img=torch.randint(1, 12, (rows, length)).numpy(), gt_label=length % 2))
-            for length in range(20, 20 + samples)
-        ]
+    pipeline = Compose(cfg.train_dataloader.dataset.pipeline)
+    packed = [pipeline(dict(img=torch.randint(1, 12, (rows, n)).numpy(), gt_label=n % 2))
+              for n in (20, 21, 22)]  # fmt: skip
     return {key: [sample[key] for sample in packed] for key in packed[0]}
 
 
@@ -62,14 +59,12 @@ def test_one_training_step_changes_the_weights(name):
     model = toolbox_model(cfg)
     quiet_init(model)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        optim_wrapper = build_optim_wrapper(model, cfg.optim_wrapper)
+        optim_wrapper, batch = build_optim_wrapper(model, cfg.optim_wrapper), batch_of(cfg)
     before = {key: value.detach().clone() for key, value in model.named_parameters()}
-    losses = model.train().train_step(batch_of(cfg), optim_wrapper)
-    assert torch.isfinite(losses['loss'])
+    losses = model.train().train_step(batch, optim_wrapper)
     changed = {key for key, value in model.named_parameters() if not value.equal(before[key])}
+    assert torch.isfinite(losses['loss'])
     assert {'backbone.embedding.weight', 'head.layers.1.fc.weight'} <= changed
-    predicted = model.eval().val_step(batch_of(cfg))
-    assert all(sample.pred_score.shape == (cfg.model.head.num_classes,) for sample in predicted)
 
 
 def test_beta_goes_as_pytorchs_own_schedule_has_it():

@@ -1,15 +1,18 @@
-"""Data: the tools write files that the datasets read, go on where they were, and report errors."""
+"""Data: the tools write files that the datasets read, go on where they were, and report errors.
 
-import functools
+Folders of data sets are made whole or not at all. Batches have sequences of one length.
+"""
+
 import itertools
 import re
 
 import numpy as np
 import pytest
 from conftest import ROOT, load_tool, output_of, refusal_of, run_script
+from mmengine.dataset import DefaultSampler
 from PIL import Image
 
-from mmlaplace.lab.lra import LRAListOps, LRAPixels, LRAText
+from mmlaplace.lab.lra import LengthBatchSampler, LRAListOps, LRAPixels, LRAText
 from mmlaplace.lab.lra.listops import END
 from mmlaplace.lab.lra.storage import make_folder, read_split, write_split
 
@@ -22,42 +25,32 @@ def write(path, text) -> None:
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
-def content(folder) -> dict:
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob('*.npy')}
-
-
 def test_listops_is_made_once_and_replaced_only_by_force(tmp_path):
     words = (MAKE, '--size', 'mini', '--count', 40, '--out', tmp_path, '--tasks', 'listops')
     output_of(*words)
     splits = {s: LRAListOps(str(tmp_path / 'listops_mini'), s) for s in ('train', 'val', 'test')}
     assert {split: len(data) for split, data in splits.items()} == dict(train=40, val=4, test=4)
     assert len({sample['img'].tobytes() for data in splits.values() for sample in data}) == 48
-    before = content(tmp_path)
+    (first,) = tmp_path.glob('*/val/tokens.npy')
+    before = first.read_bytes()
     assert 'is there already' in output_of(*words)
     assert 'made with other settings' in refusal_of(*words, '--seed', 1)
-    assert content(tmp_path) == before
+    assert first.read_bytes() == before
     output_of(*words, '--seed', 1, '--force')
-    assert content(tmp_path) != before
+    assert first.read_bytes() != before
 
 
 def test_pathfinder_that_was_cut_short_goes_on(monkeypatch, tmp_path):
     tool = load_tool('tools/dataset_converters/make_lra_datasets.py')
     monkeypatch.setattr(tool, 'PART', 3)
     counts, settings = dict(train=7, val=2, test=2), tool.MINI_PATHFINDER
-
-    def make(folder, workers):
-        arguments = dict(seed=0, settings=settings, counts=counts, workers=workers)
-        fill = functools.partial(tool.make_pathfinder, **arguments)
-        make_folder(folder, dict(seed=0), False, fill)
-
-    make(tmp_path / 'whole', workers=2)
-    parts = tmp_path / 'cut.partial/train.parts'
-    write(parts.parent / 'made_by.json', '{"seed": 0}')
-    parts.mkdir()
+    parts = tmp_path / 'cut/train.parts'
+    parts.mkdir(parents=True)
     tool.make_part(parts, [0, 0], settings, 0)
     tool.make_part(parts, [1, 0], settings, 2)  # of another seed, as it would be drawn again
-    make(tmp_path / 'cut', workers=1)
-    assert not parts.exists() and not list((tmp_path / 'cut').glob('*.parts'))
+    for name, workers in (('cut', 1), ('whole', 2)):
+        tool.make_pathfinder(tmp_path / name, 0, settings, counts, workers)
+    assert not list(tmp_path.rglob('*.parts'))
     whole, cut = (LRAPixels(str(tmp_path / name), 'train') for name in ('whole', 'cut'))
     assert len(cut) == 7 and cut[0]['img'].shape == (1, 256)
     same = [np.array_equal(one['img'], other['img']) for one, other in zip(whole, cut)]
@@ -91,21 +84,16 @@ def test_ids_are_those_of_the_option(written, cls, options, expected):
     assert cls(written, 'val', **options)[0]['img'].tolist() == [expected]
 
 
-@pytest.mark.parametrize(('name', 'command'), [
-    ('listops_mini', '--size mini --tasks listops makes it'),
-    ('pathfinder', 'make_lra_datasets.py --tasks pathfinder makes it'),
-    ('text', 'convert_lra.py text SOURCE makes it from the official files'),
+@pytest.mark.parametrize(('name', 'options', 'message'), [
+    ('listops_mini', {}, 'listops_mini/val .*; .*--size mini --tasks listops makes it'),
+    ('pathfinder', {}, 'pathfinder/val .*; .*make_lra_datasets.py --tasks pathfinder makes it'),
+    ('text', {}, 'text/val .*; .*convert_lra.py text SOURCE makes it from the official files'),
+    ('.', dict(split='dev'), "split must be one of .*, got 'dev'"),
+    ('.', dict(max_length=0), 'max_length must be at least 1, got 0'),
 ])  # fmt: skip
-def test_data_that_are_not_there_say_what_makes_them(tmp_path, name, command):
-    with pytest.raises(FileNotFoundError, match=f'{name}/test .*; .*{command}'):
-        LRAText(str(tmp_path / name), 'test')
-
-
-def test_wrong_options_are_quoted(written):
-    with pytest.raises(ValueError, match="split must be one of .*, got 'dev'"):
-        LRAText(written, 'dev')
-    with pytest.raises(ValueError, match='max_length must be at least 1, got 0'):
-        LRAText(written, 'val', max_length=0)
+def test_data_that_are_not_there_and_wrong_options_get_a_sentence(written, name, options, message):
+    with pytest.raises((FileNotFoundError, ValueError), match=message):
+        LRAText(f'{written}/{name}', **{'split': 'val', **options})
 
 
 RELEASE = 'lra_release/lra_release'
@@ -208,9 +196,8 @@ def test_official_listops_and_pathfinder_are_read(tmp_path):
 def test_missing_official_files_are_named_with_their_source(tmp_path):
     official_image(tmp_path)
     (tmp_path / 'cifar-10-batches-bin/data_batch_4.bin').unlink()
-    said = run_script(CONVERT, 'image', tmp_path, '--out', tmp_path / 'lra')
-    assert said.returncode == 1
-    assert re.search(r'data_batch_4\.bin.*cifar-10-binary\.tar\.gz from https://', said.stderr)
+    said = run_script(CONVERT, 'image', tmp_path, '--out', tmp_path / 'lra').stderr
+    assert re.search(r'data_batch_4\.bin.*cifar-10-binary\.tar\.gz from https://', said)
     assert not (tmp_path / 'lra').exists()
 
 
@@ -227,21 +214,89 @@ def test_official_files_that_were_cut_off_get_a_sentence(tmp_path, task):
     assert not (tmp_path / 'lra' / task).exists()
 
 
-def as_eps(path) -> None:
-    Image.new('L', (32, 32)).save(path, 'EPS')  # Pillow would start Ghostscript
-
-
-@pytest.mark.parametrize(('change', 'message'), [
-    (as_eps, 'sample_1.png cannot be read'),
-    (lambda path: Image.new('L', (40, 8)).save(path), 'sample_1.png has 40 x 8 pixels, .* 32 x 32'),
-    (lambda path: path.parents[2].joinpath('metadata/2.npy').write_text('.. ../../a.png 0 0'),
-     r'2.npy has the picture \.\./\.\./\.\./a.png, out of'),
-    (lambda path: path.parents[2].joinpath('metadata/2.npy').write_text('/etc passwd 0 0'),
-     '2.npy has the picture /etc/passwd, out of'),
+@pytest.mark.parametrize(('picture', 'size', 'kind', 'message'), [
+    ('imgs/2 sample_1.png', (32, 32), 'EPS', 'sample_1.png cannot be read'),  # by Ghostscript
+    ('imgs/2 sample_1.png', (40, 8), 'PNG', 'sample_1.png has 40 x 8 pixels, .* 32 x 32'),
+    ('.. ../../a.png', (32, 32), 'PNG', r'2.npy has the picture \.\./\.\./\.\./a.png, out of'),
+    ('/etc passwd', (32, 32), 'PNG', '2.npy has the picture /etc/passwd, out of'),
 ])  # fmt: skip
-def test_a_picture_of_another_kind_or_place_is_named(tmp_path, change, message):
+def test_a_picture_of_another_kind_or_place_is_named(tmp_path, picture, size, kind, message):
     official_pathfinder(tmp_path)
-    change(tmp_path / PATHFINDER / 'imgs/2/sample_1.png')
+    Image.new('L', size).save(tmp_path / PATHFINDER / 'imgs/2/sample_1.png', kind)
+    write(tmp_path / PATHFINDER / 'metadata/2.npy', f'{picture} 0 0')
     said = refusal_of(CONVERT, 'pathfinder', tmp_path, '--out', tmp_path / 'lra')
     assert re.search(message, said)
     assert not (tmp_path / 'lra/pathfinder').exists()
+
+
+@pytest.mark.parametrize('cut_off', [b'', b'{"se', b'\xff'])
+def test_a_record_that_was_cut_off_is_one_sentence_and_force_mends_it(tmp_path, cut_off):
+    for name in ('data', 'data.partial'):  # as kills while they are written leave them
+        (tmp_path / name).mkdir()
+        (tmp_path / name / 'made_by.json').write_bytes(cut_off)
+        (tmp_path / name / 'old').touch()
+    with pytest.raises(FileExistsError, match=r'no made_by\.json that can be read; --force repl'):
+        make_folder(tmp_path / 'data', dict(seed=0), False, lambda folder: None)
+    assert make_folder(tmp_path / 'data', dict(seed=0), True, lambda folder: None)
+    names = sorted(path.name for path in tmp_path.rglob('*'))
+    assert names == ['.data.lock', 'data', 'made_by.json']
+
+
+def test_what_is_replaced_stays_until_the_new_is_whole(tmp_path):
+    folder = tmp_path / 'data'
+    make_folder(folder, dict(seed=0), False, lambda place: (place / 'old').touch())
+
+    def full_disk(place):
+        (place / 'new').touch()
+        raise OSError(28, 'No space left on device')
+
+    with pytest.raises(OSError, match='No space left'):
+        make_folder(folder, dict(seed=1), True, full_disk)
+    assert (folder / 'old').is_file()
+    assert not make_folder(folder, dict(seed=0), False, None)
+    assert make_folder(folder, dict(seed=1), True, lambda place: None)  # goes on with what is there
+    names = sorted(path.name for path in tmp_path.rglob('*'))
+    assert names == ['.data.lock', 'data', 'made_by.json', 'new']
+
+
+LENGTHS = [5 - i % 5 for i in range(43)]
+
+
+@pytest.fixture(scope='module')
+def dataset(tmp_path_factory):
+    root = tmp_path_factory.mktemp('lengths')
+    write_split(root / 'train', [np.full(n, 7) for n in LENGTHS], [0] * len(LENGTHS))
+    return LRAText(str(root), 'train')
+
+
+def batches(dataset, **options) -> list:
+    sampler = LengthBatchSampler(DefaultSampler(dataset, shuffle=False), 4, **options)
+    found = list(sampler)
+    assert len(sampler) == len(found)
+    return found
+
+
+def test_every_sample_comes_once_and_most_batches_have_one_length(dataset):
+    found = batches(dataset)
+    assert sorted(itertools.chain(*found)) == list(range(43))
+    lengths = [[LENGTHS[i] for i in batch] for batch in found]
+    # 43 samples of 5 lengths: 10 whole batches. The others come from the shortest on.
+    assert all(len(set(one)) == 1 for one in lengths[:10]) and lengths[10] == [3, 4, 5]
+    assert batches(dataset, drop_last=True) == found[:10]
+
+
+def test_a_width_puts_neighbouring_lengths_together(dataset):
+    groups = [{(LENGTHS[i] - 1) // 2 for i in batch} for batch in batches(dataset, width=2)]
+    assert all({group} in groups for group in range(3))
+    with pytest.raises(ValueError, match='width must .*got 0'):
+        batches(dataset, width=0)
+    with pytest.raises(ValueError, match='must have a method length.*list has none'):
+        batches([1, 2])
+
+
+def test_padding_does_not_count_and_of_two_sequences_the_longer_does(tmp_path):
+    write_split(tmp_path / 'train', [[0, 5, 0, 6], [1, 2, 3, 4]], [0], rows=np.array([[0, 1]]))
+    write_split(tmp_path / 'val', [[0, 5, 0, 6]], [0])
+    assert LRAText(str(tmp_path), 'train').length(0) == 4
+    assert LRAText(str(tmp_path), 'train', max_length=3).length(0) == 3
+    assert LRAPixels(str(tmp_path), 'val', black_is_padding=True).length(0) == 2
