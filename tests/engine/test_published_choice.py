@@ -8,10 +8,10 @@ from conftest import output_of, refusal_of
 from mmengine.logging import MMLogger
 from mmengine.registry import MODELS
 from saved_weights import assert_refused
-from test_published import TOOL, shapes_of
+from test_published import TOOL, Classifier, assert_close, draw, shapes_of
 
 from mmlaplace.checkpoints import PUBLISHED, load_weights, read_state_dict
-from mmlaplace.checkpoints.published import by_file_name, other_options, recognise
+from mmlaplace.checkpoints.published import by_file_name, fitting, other_options, recognise
 
 XCIT = ['xcit_small_12_p16', 'xcit_small_12_p16_224_dist', 'xcit_small_12_p16_384_dist']
 CSWIN = ['cswin_large', 'cswin_large_384']
@@ -114,3 +114,77 @@ def test_a_file_of_timm_that_only_its_name_tells_is_refused(name, options, said,
                    for k, v in timm.create_model(name).state_dict().items()}  # fmt: skip
     torch.save(weights, tmp_path / f'{name}.pth')
     assert_refused(MODELS.build(dict(options, type='ViT')), tmp_path / f'{name}.pth', said)
+
+
+class Pooled(Classifier):
+    """A classifier by the mean of the last map."""
+
+    def forward(self, images):
+        return self.head['fc'](self.backbone(images)[0].mean((2, 3)))
+
+
+def classifier_of(name, side):
+    """The classifier that a model's weights are for."""
+    options = dict(PUBLISHED[name].backbone, out_indices=-1, img_size=side)
+    backbone = MODELS.build(options)
+    if backbone.cls_tokens[-1] or options.get('out_type'):
+        return Classifier(MODELS.build(dict(options, out_type='cls_token')))
+    neck = PUBLISHED[name].neck
+    return Classifier(backbone, neck) if neck else Pooled(backbone)
+
+
+def timms_logits_or_a_sentence(timm, name, file):
+    """The models that weights of timm fit, of which one gives timm's logits, or why none does."""
+    with torch.device('meta'):
+        state = timm.create_model(name, num_classes=7).state_dict()
+    table = recognise(state)
+    if table is None:
+        return 'those of no model'
+    try:
+        fit = fitting(table.convert(state).weights)
+    except ValueError as error:
+        return str(error)
+    if not fit:
+        return 'the size of no model'
+    released = draw(timm.create_model(name, num_classes=7))
+    (model,) = by_file_name(fit, f'timm://{name}.{released.pretrained_cfg["tag"]}')
+    channels, *size = released.pretrained_cfg['input_size']
+    own = classifier_of(model, tuple(size)).eval()
+    torch.save(released.state_dict(), file)
+    load_weights(own, file, min_matched=1)
+    images = torch.randn(1, channels, *size)
+    with torch.inference_mode():
+        assert_close(own(images), released(images), 1e-4)  # here EfficientViT has another eps
+    return model
+
+
+# Beside the models of test_weights_of_timm_give_its_maps_and_logits.
+@pytest.mark.parametrize(('name', 'expected'), [
+    ('pvt_v2_b0', 'pvt_v2_b0'), ('mobilevitv2_050', 'mobilevitv2_050'),
+    ('xcit_nano_12_p16_384', 'xcit_nano_12_p16_384_dist'),
+    ('swin_s3_tiny_224', 'the size of no model'),  # windows of 14 in the third stage
+    ('vit_small_patch32_224', 'the size of no model'), ('resnet18', 'those of no model'),
+])  # fmt: skip
+def test_weights_of_timm_give_its_logits_or_are_refused(name, expected, tmp_path):
+    timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
+    assert expected in timms_logits_or_a_sentence(timm, name, tmp_path / 'released.pth')
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.parametrize('start', [
+    'beit', 'cait', 'deit', 'efficient', 'eva', 'flexi', 'mobilevit', 'pit', 'pvt', 'swift', 'swin',
+    'tnt', 'twins', 'vit', 'xcit',
+])  # fmt: skip
+def test_all_models_of_timm_give_its_logits_or_are_refused(start, tmp_path):
+    timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
+    # No tensor tells rotary positions, but the names of these files do. The other has 16 heads in
+    # the place of 12, and no weights.
+    without = ['*_rope_*', 'vit_base_patch16_gap_224']
+    names = timm.list_models(f'{start}*', exclude_filters=without)
+    assert names
+    for name in names:
+        with torch.device('meta'):
+            parameters = sum(p.numel() for p in timm.create_model(name).parameters())
+        if parameters < 1e8:  # of a kind, the larger ones have the same names
+            assert timms_logits_or_a_sentence(timm, name, tmp_path / 'released.pth')
