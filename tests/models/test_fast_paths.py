@@ -8,7 +8,6 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from conftest import needs_torch, registered
 from mmengine.registry import MODELS
 from torch import nn
@@ -181,66 +180,10 @@ def test_a_sharded_ffn_has_all_of_its_gradients(tmp_path):
     torch.testing.assert_close(*norms, rtol=1e-4, atol=0)  # of fp32 sums in two orders
 
 
-def plain(ffn, x):
-    form = ffn.layers[1].approximate
-    hidden = F.gelu(F.linear(x, ffn.layers[0].weight, ffn.layers[0].bias), approximate=form)
-    return F.linear(hidden, ffn.layers[3].weight, ffn.layers[3].bias)
-
-
-def gradients(function, x, weights, create_graph=False):
-    out = function(x)
-    return torch.autograd.grad(out.square().sum(), [x, *weights], create_graph=create_graph)
-
-
-@pytest.mark.parametrize('form', ['none', 'tanh'])
-@pytest.mark.parametrize('by', ['autocast', 'weights'])
-def test_inference_in_bf16_is_that_of_fp32(form, by):
-    ffn, x = FFN(16, 4, act_cfg=dict(type='GELU', approximate=form)), torch.randn(2, 600, 16)
-    with torch.no_grad():
-        expected = plain(ffn, x)
-        if by == 'weights':
-            out = ffn.bfloat16()(x.bfloat16(), (20, 30))
-        else:
-            with torch.autocast('cpu', torch.bfloat16):
-                out = ffn(x, (20, 30))
-    assert out.dtype == torch.bfloat16
-    # Inputs, weights and hidden values of order 1 are rounded to 8 bits.
-    torch.testing.assert_close(out.float(), expected, atol=0.03, rtol=0.02)
-
-
-@pytest.mark.parametrize('large', [0, 1 << 40], ids=['computed again', 'kept'])
-@pytest.mark.parametrize('form', ['none', 'tanh'])
-@pytest.mark.parametrize('backend', ['auto', 'reference'])
-def test_an_ffn_in_blocks_has_the_plain_ones_values_and_gradients(
-    monkeypatch, large, form, backend
-):
+@pytest.mark.parametrize(('large', 'most'), [(0, 400 * 8), (1 << 40, 400 * 32)])
+def test_training_keeps_no_hidden_map_where_that_is_large(monkeypatch, large, most):
     monkeypatch.setattr(gelu_ffn, 'LARGE_BYTES', large)
-    ffn = FFN(16, 4, act_cfg=dict(type='GELU', approximate=form))
-    x, weights = torch.randn(2, 600, 16, requires_grad=True), list(ffn.parameters())
-    truth = gradients(lambda x: plain(ffn, x), x, weights)
-    with use_backend(backend):
-        with torch.no_grad():
-            # Sums of 64 products of order 1 in fp32.
-            torch.testing.assert_close(ffn(x, (20, 30)), plain(ffn, x), atol=1e-5, rtol=1e-5)
-        ours = gradients(lambda x: ffn(x, (20, 30)), x, weights)
-    torch.testing.assert_close(ours, truth, atol=1e-3, rtol=1e-4)  # sums over 1,200 tokens
-
-
-def test_second_derivatives_of_an_ffn_that_is_called_twice():
-    ffn, x = FFN(8, 2), torch.randn(1, 200, 8, requires_grad=True)
-    weights, found = [ffn.layers[0].weight, ffn.layers[3].weight], []
-    for one in (lambda x: ffn(x, (10, 20)), lambda x: plain(ffn, x)):
-        first = gradients(lambda x, one=one: one(one(x)), x, weights, create_graph=True)
-        found.append(torch.autograd.grad(sum(grad.sin().sum() for grad in first), [x, *weights]))
-    torch.testing.assert_close(*found, atol=1e-3, rtol=1e-3)  # of sines of sums over 200 tokens
-
-
-def test_training_keeps_no_hidden_map_where_that_is_large(monkeypatch):
-    ffn, x = FFN(8, 4), torch.randn(1, 400, 8, requires_grad=True)
-    for large, most in ((0, 400 * 8), (1 << 40, 400 * 32)):
-        monkeypatch.setattr(gelu_ffn, 'LARGE_BYTES', large)
-        kept = []
-        hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)  # noqa: B023
-        with hooks:
-            ffn(x, (20, 20))
-        assert max(tensor.numel() for tensor in kept) == most
+    ffn, x, kept = FFN(8, 4), torch.randn(1, 400, 8, requires_grad=True), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, torch.detach):
+        ffn(x, (20, 20))
+    assert max(kept) == most

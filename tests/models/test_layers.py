@@ -29,23 +29,17 @@ SOFTMAX = dict(type='SoftmaxAttention', embed_dims=8, num_heads=2, input_resolut
 # ---- rotary positions
 
 
-@pytest.mark.parametrize('head_dims', [8, 17, 32])
+@pytest.mark.parametrize('head_dims', [3, 8, 17])  # the first has no pair
 def test_rotary_positions_are_complex_rotations_by_row_and_column(head_dims):
     height, width, pairs = 3, 5, head_dims // 4
     x = doubles(1, 2, height * width, head_dims)
+    first, second, rest = x.split([2 * pairs, 2 * pairs, head_dims - 4 * pairs], dim=-1)
+    steps = torch.cartesian_prod(torch.arange(3.0).double(), torch.arange(5.0).double())
+    rates = 50.0 ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
+    angles = (steps[..., None] * rates).flatten(1)  # of rows, then of columns
+    turned = torch.complex(first, second) * torch.exp(1j * angles)
     out = RotaryEmbedding2D(head_dims, theta=50.0)(x, (height, width))
-    first, second = x[..., : 2 * pairs], x[..., 2 * pairs : 4 * pairs]
-    for row in range(height):
-        for column in range(width):
-            token = row * width + column
-            steps = torch.tensor([row] * pairs + [column] * pairs, dtype=torch.float64)
-            rates = 50.0 ** (-torch.arange(pairs, dtype=torch.float64) / pairs).repeat(2)
-            turned = torch.complex(first, second)[:, :, token] * torch.exp(1j * steps * rates)
-            torch.testing.assert_close(out[:, :, token, : 2 * pairs], turned.real)
-            torch.testing.assert_close(out[:, :, token, 2 * pairs : 4 * pairs], turned.imag)
-    assert torch.equal(out[..., 4 * pairs :], x[..., 4 * pairs :])
-    narrow = x[..., :3]  # a head without pairs stays as it is
-    assert torch.equal(RotaryEmbedding2D(3)(narrow, (height, width)), narrow)
+    torch.testing.assert_close(out, torch.cat([turned.real, turned.imag, rest], dim=-1))
 
 
 def test_rotary_keeps_fp32_positions_in_a_halved_model():
@@ -155,17 +149,19 @@ def test_gradients_of_an_ffn_are_contiguous_as_compiled_graphs_expect():
     assert grad.is_contiguous()
 
 
-@pytest.mark.parametrize(('build', 'norms', 'said'), [
+OF_TOKENS = [dict(type='RepBN'), dict(type='PRepBN', steps=3), dict(type=RMSNorm),
+             dict(type=torch.nn.LayerNorm)]  # fmt: skip
+OF_MAPS = [dict(type=torch.nn.InstanceNorm1d), dict(type=torch.nn.BatchNorm1d)]
+
+
+@pytest.mark.parametrize(('build', 'norm', 'said'), [
     # They would norm the columns of a map that has as many as channels.
-    (build_map_norm, [dict(type='RepBN'), dict(type='PRepBN', steps=3), dict(type=RMSNorm),
-                      dict(type=torch.nn.LayerNorm)], r"of tokens, for maps; take one of \['BN'"),
-    (build_token_norm, [dict(type=torch.nn.InstanceNorm1d), dict(type=torch.nn.BatchNorm1d)],
-     r"a norm of maps, for tokens; take one of \['LN'"),
-], ids=['maps', 'tokens'])  # fmt: skip
-def test_norms_of_tokens_and_of_maps_are_refused_for_each_other(build, norms, said):
-    for options in norms:
-        with pytest.raises(ValueError, match=said):
-            build(options, 8)
+    *((build_map_norm, norm, r"of tokens, for maps; take one of \['BN'") for norm in OF_TOKENS),
+    *((build_token_norm, norm, r"of maps, for tokens; take one of \['LN'") for norm in OF_MAPS),
+])  # fmt: skip
+def test_norms_of_tokens_and_of_maps_are_refused_for_each_other(build, norm, said):
+    with pytest.raises(ValueError, match=said):
+        build(norm, 8)
 
 
 # ---- inverses that papers compare with the Newton iteration
@@ -190,10 +186,9 @@ def test_an_inverse_and_its_gradient_are_those_of_linear_algebra(inverse, ridge)
     exact = torch.linalg.inv(mat + ridge * torch.eye(12, dtype=torch.float64))
     # A condition of 100 leaves 14 digits of 16. Steps beyond the m-th clean up what rounding left.
     torch.testing.assert_close(ours, exact, rtol=1e-10, atol=1e-10)
-    weight = torch.randn_like(exact)
-    # The pseudo-inverse of a symmetric matrix is told the symmetric part of a change alone.
-    gradients = [torch.autograd.grad((out * weight).sum(), mat)[0] for out in (ours, exact)]
-    one, other = ((gradient + gradient.mT) / 2 for gradient in gradients)
+    weight = doubles(2, 3, 12, 12)
+    weight = weight + weight.mT  # the pseudo-inverse is told the symmetric part alone
+    one, other = (torch.autograd.grad((out * weight).sum(), mat)[0] for out in (ours, exact))
     torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)  # two inverses in a product
 
 
@@ -220,13 +215,10 @@ def test_far_landmarks_give_the_pseudo_inverse_no_tiny_numbers():
     mat = gaussian_kernel(points[:, None], points[:, None], 2.0)
     mat = mat / mat.sum(-1, keepdim=True)
     assert ((mat > 0) & (mat < 1e-19)).any()
-    results = []
-    for dtype in (torch.float32, torch.float64):
-        of_dtype = mat.to(dtype).requires_grad_()
-        inverse = pseudo_inverse(of_dtype, 6)
-        (grad,) = torch.autograd.grad(inverse.sin().sum(), of_dtype)
-        results.append((inverse.detach(), grad))
-    for found, exact in zip(*results):
+    single, double = mat.requires_grad_(), mat.detach().double().requires_grad_()
+    inverses = [pseudo_inverse(leaf, 6) for leaf in (single, double)]
+    sum(inverse.sin().sum() for inverse in inverses).backward()
+    for found, exact in (inverses, (single.grad, double.grad)):
         torch.testing.assert_close(found.double(), exact, atol=1e-5, rtol=1e-5)  # rounding of fp32
         assert (found[found != 0].abs() >= 1e-19).all()
 
