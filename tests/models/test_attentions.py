@@ -25,12 +25,15 @@ PARTS_IN_HALF = (
 CHOOSES_KEYS = ('MiTAAttention',)
 
 
-def each(cases):
-    def name(cfg):
-        options = [f'{key}={value}' for key, value in cfg.items() if key != 'type']
-        return '-'.join([cfg['type'], *options])
+def name_of(cfg):
+    """The id of a case: the name of a class, and options."""
+    if isinstance(cfg, str):
+        return cfg
+    return '-'.join([cfg['type'], *(f'{k}={v}' for k, v in cfg.items() if k != 'type')])
 
-    return pytest.mark.parametrize('cfg', cases, ids=map(name, cases))
+
+def each(cases):
+    return pytest.mark.parametrize('cfg', cases, ids=name_of)
 
 
 def assert_near(cfg, out, exact, dtype):

@@ -11,7 +11,6 @@ from mmlaplace.models import SOFT, SOFTPlusPlus
 from mmlaplace.models.layers import ConvPatchEmbed, DropPath, OverlapPatchEmbed, PatchEmbed
 
 HW = (6, 8)
-IMAGES = torch.randn(2, 3, 64, 96)
 CLOSE = dict(atol=1e-8, rtol=1e-8)  # fp64 inverses of a condition of some hundreds
 
 
@@ -82,14 +81,8 @@ def test_patches_overlap_or_lie_beside_each_other(name):
     overlap = OverlapPatchEmbed if name == 'LaplacianFormer' else ConvPatchEmbed
     for overlapping, expected in ((True, overlap), (False, PatchEmbed)):
         backbone = build_backbone(name, overlapping_patches=overlapping)
-        embeds = [stage['patch_embed'] for stage in backbone.stages]
-        assert [type(embed) for embed in embeds] == [expected] * 4
-        assert [out.shape[-1] for out in backbone(IMAGES)] == [24, 12, 6, 3]
-    # A patch sees its own pixels alone.
-    other = IMAGES.clone()
-    other[:, :, :4, :4] += 1
-    changed = (embeds[0](other)[0] != embeds[0](IMAGES)[0]).any(-1)
-    assert changed[:, 0].all() and not changed[:, 1:].any()
+        assert {type(stage['patch_embed']) for stage in backbone.stages} == {expected}
+        assert [out.shape[-1] for out in backbone(torch.randn(2, 3, 64, 96))] == [24, 12, 6, 3]
 
 
 def test_the_authors_of_soft_drop_elements_and_not_branches_of_images():
