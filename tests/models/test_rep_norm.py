@@ -6,37 +6,31 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import doubles
-from mmengine.registry import MODELS
+from test_backbones import build as backbone
 
 from mmlaplace.models.layers import PRepBN, TransformerBlock
 
 SOFTMAX = dict(type='SoftmaxAttention', embed_dims=8, num_heads=2, input_resolution=(3, 4))
-ARCH = dict(
-    embed_dims=(8, 16, 16, 32), depths=(1,) * 4, num_heads=(1, 1, 2, 2), ffn_ratios=(2,) * 4
-)
 
 
-def pvt(steps, **options):
-    norm_cfg = dict(type='PRepBN', steps=steps)
-    return MODELS.build(dict(type='PVT', arch=ARCH, img_size=64, norm_cfg=norm_cfg, **options))
+def build(with_cp, **options):
+    norm_cfg = dict(type='PRepBN', **options)
+    return TransformerBlock(8, SOFTMAX, norm_cfg=norm_cfg, with_cp=with_cp).double()
 
 
 def test_two_passes_before_a_backward_have_the_gradients_of_their_own_counts():
     found = []
     for with_cp in (False, True):
         torch.manual_seed(0)
-        norm_cfg = dict(type='PRepBN', steps=3)
-        block = TransformerBlock(8, SOFTMAX, norm_cfg=norm_cfg, with_cp=with_cp).double()
-        inputs = torch.randn(2, 2, 12, 8).double()
-        sum(block(x, (3, 4)).square().sum() for x in inputs).backward()
+        block = build(with_cp, steps=3)
+        sum(block(x, (3, 4)).square().sum() for x in doubles(2, 2, 12, 8)).backward()
         found.append([parameter.grad for parameter in block.parameters()])
     torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize('with_cp', [False, True])
 def test_a_norm_goes_from_layer_norm_to_batch_norm_and_tokens(with_cp):
-    norm_cfg = dict(type='PRepBN', steps=4, warmup=2)
-    block = TransformerBlock(8, SOFTMAX, norm_cfg=norm_cfg, with_cp=with_cp).double()
+    block = build(with_cp, steps=4, warmup=2)
     norm, x = block.norm1, doubles(3, 12, 8).requires_grad_()
     torch.nn.init.constant_(norm.alpha, 0.5)
     got = []
@@ -59,19 +53,20 @@ def test_a_norm_goes_from_layer_norm_to_batch_norm_and_tokens(with_cp):
 
 @pytest.mark.parametrize('count', [0, 1, 375000])
 def test_a_norm_with_frozen_statistics_trains_as_it_is_tested(count):
-    model = pvt(300000, norm_eval=True)
-    for norm in model.modules():
-        if isinstance(norm, PRepBN):
-            norm.forwards.fill_(count)
-            torch.nn.init.constant_(norm.layer_norm.weight, 2.0)
-            norm.bn.running_var.uniform_(0.5, 2)
+    norm_cfg = dict(type='PRepBN', steps=300000)
+    model = backbone('PVT', norm_cfg=norm_cfg, norm_eval=True)
+    norms = [module for module in model.modules() if isinstance(module, PRepBN)]
+    for norm in norms:
+        norm.forwards.fill_(count)
+        torch.nn.init.constant_(norm.layer_norm.weight, 2.0)
+        norm.bn.running_var.uniform_(0.5, 2)
     images = torch.randn(2, 3, 64, 64)
     outs = model.train()(images)
     torch.testing.assert_close(outs, model.eval()(images))
     sum(out.square().sum() for out in outs).backward()
     # DistributedDataParallel waits for one of each.
     assert all(parameter.grad is not None for parameter in model.parameters())
-    assert {norm.forwards.item() for norm in model.modules() if isinstance(norm, PRepBN)} == {count}
+    assert {norm.forwards.item() for norm in norms} == {count}
 
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
