@@ -10,15 +10,13 @@ from torch.utils._pytree import tree_flatten
 # All others in the registry are linear, under all options that the contract is tested with.
 # Reformer chooses among N / b buckets.
 QUADRATIC = (
-    *[dict(type=f'{name}Attention') for name in ('Kernel', 'Softmax', 'FaViT', 'Reformer')],
-    dict(type='ScaledCosineAttention'),
+    *[dict(type=f'{name}Attention')
+      for name in ('Kernel', 'Softmax', 'ScaledCosine', 'FaViT', 'Reformer')],
     dict(type='CastlingAttention', sparse_softmax=True),
-    dict(type='TaylorShiftAttention', form='direct'),
-    dict(type='BasedAttention', form='direct'),
+    *[dict(type=f'{name}Attention', form='direct') for name in ('TaylorShift', 'Based')],
     # The number of landmarks grows with the map.
-    dict(type='LaplacianAttention', pool_ratio=2),
-    dict(type='SOFTAttention', pool_ratio=2),
-)
+    *[dict(type=f'{name}Attention', pool_ratio=2) for name in ('Laplacian', 'SOFT')],
+)  # fmt: skip
 LINEAR = [cfg for cfg in CASES if not any(one.items() <= cfg.items() for one in QUADRATIC)]
 
 
@@ -40,7 +38,8 @@ def build(input_resolution, embed_dims=16, **cfg):
     return MODELS.build(cfg | sizes).eval()
 
 
-def largest(attention, side):
+def largest(cfg, resolution, side):
+    attention = build(resolution or (side, side), **cfg)
     x = torch.randn(1, side * side, 16, requires_grad=True)
     with Largest() as mode:
         attention(x, (side, side)).sum().backward()
@@ -51,9 +50,7 @@ def largest(attention, side):
 @each(LINEAR)
 @pytest.mark.parametrize('resolution', [None, (7, 7)], ids=['of its map', 'of another map'])
 def test_tensors_of_linear_attentions_grow_as_the_tokens(cfg, resolution):
-    small, middle, large = (
-        largest(build(resolution or (side, side), **cfg), side) for side in (16, 32, 64)
-    )
+    small, middle, large = (largest(cfg, resolution, side) for side in (16, 32, 64))
     assert middle <= 4 * small and large <= 4 * middle
     assert middle < 1024**2 / 4 and large < 4096**2 / 16
 
