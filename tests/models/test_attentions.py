@@ -1,7 +1,5 @@
 """The contract of every registered attention; a new one is covered without a new test."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from conftest import NO_GPU, quiet_init, registered
@@ -17,10 +15,7 @@ ATTENTIONS = registered(BaseAttention)
 CASES = [dict(type=name) for name in ATTENTIONS]
 CASES += [dict(v, type=name) for name in ATTENTIONS for v in MODELS.get(name).tested_options]
 # Products and softmax of these are in half precision, as PyTorch fuses them, or parts are layers.
-PARTS_IN_HALF = (
-    'AgentAttention', 'CrossShapedAttention', 'ELFATTAttention', 'LinformerAttention',
-    'SOFTAttention', 'SoftmaxAttention',
-)  # fmt: skip
+PARTS_IN_HALF = ('Agent', 'CrossShaped', 'ELFATT', 'Linformer', 'SOFT', 'Softmax')
 # Rounding turns the choice of some keys, which moves single outputs by more than a rounding.
 CHOOSES_KEYS = ('MiTAAttention',)
 
@@ -73,20 +68,18 @@ def test_points_of_the_contract(cfg, point):
 
 
 @each([c for c in CASES if issubclass(MODELS.get(c['type']), QKVAttention)
-       and c['type'] not in PARTS_IN_HALF])  # fmt: skip
+       and c['type'].replace('Attention', '') not in PARTS_IN_HALF])  # fmt: skip
 def test_what_is_mixed_under_autocast_is_rounded_once(cfg):
     attention = build(cfg)
-    counts = [height * width for height, width in ((7, 7), attention.kv_shape((7, 7)))]
-    q, k, v = (torch.randn(2, 2, counts[i], 32).bfloat16() for i in (0, 1, 1))
+    shapes = ((7, 7), *[attention.kv_shape((7, 7))] * 2)
+    q, k, v = (torch.randn(2, 2, height * width, 32).bfloat16() for height, width in shapes)
     k = q if attention.frame.qkv == 'shared_qk' else k
     exact = attention.mix(*(x.float() for x in (q, k, v)), (7, 7))
     with torch.autocast('cpu', dtype=torch.bfloat16):
         out = attention.mix(q, k, v, (7, 7))
     # Half a unit in the last place of bf16; fp32 sums that cancel are off by some of their own.
-    torch.testing.assert_close(
-        out.float(), exact.float(), rtol=0.505 * torch.finfo(torch.bfloat16).eps,
-        atol=1e-5 * exact.abs().max().item(),
-    )  # fmt: skip
+    half, close = 0.505 * torch.finfo(torch.bfloat16).eps, 1e-5 * exact.abs().max().item()
+    torch.testing.assert_close(out.float(), exact.float(), rtol=half, atol=close)
 
 
 @pytest.mark.sampled(5)
@@ -116,8 +109,7 @@ def test_tokens_of_zeros_have_no_larger_gradient_than_a_norm_gives_them(cfg, dty
     x = torch.randn(2, 49, 64)
     x[:, zeros] = 0  # as windows pad a map
     x.requires_grad_()
-    halves = dtype == torch.float16
-    with torch.autocast('cpu', dtype=dtype) if halves else nullcontext():
+    with torch.autocast('cpu', dtype=torch.float16, enabled=dtype == torch.float16):
         out = attention(x, (7, 7))
     (out.float() * torch.randn(out.shape)).mean().backward()
     for parameter_name, value in [('x', x), *attention.named_parameters()]:

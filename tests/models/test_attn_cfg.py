@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import registered
 from mmengine.registry import MODELS
-from test_backbones import BACKBONES, build, small
+from test_backbones import BACKBONES, build
 
 from mmlaplace.models import BaseAttention, QKVAttention, SOFTAttention
 from mmlaplace.models.pyramid import arch
@@ -35,16 +35,12 @@ LAP = 'LaplacianFormer'
 @pytest.mark.parametrize(('backbone', 'attn_cfg', 'names', 'expected'), [
     # 1. Without a type, or with the type that is there, options change.
     (LAP, dict(num_landmarks=4), 'num_landmarks', [('Laplacian', 4)] * 4),
-    (LAP, dict(pool_ratio=4, rope=False), 'pool_ratio rope lepe_kernel',
-     [('Laplacian', 4, False, 3)] * 4),
     # An option goes to every stage whose attention has it.
     ('SOFT', dict(qkv_bias=False, num_landmarks=16), 'qkv_bias num_landmarks normalized',
      [('SOFT', False, 16, False)] * 3 + [('Softmax', False, None, None)]),
-    # Options that a family has changed stay so.
     ('PolaFormerSwin', dict(window_size=4), 'window_size',
      [('Pola', 4)] * 2 + [('Softmax', 4)] * 2),
     # 2. Another type replaces the attention and keeps the frame of the host.
-    (LAP, dict(SOFTMAX, rope=False), 'rope lepe_kernel', [('Softmax', False, 3)] * 4),
     ('PVT', dict(type='PolaAttention'), 'sr_ratio lepe_kernel gate', [('Pola', 1, 5, True)] * 4),
     ('PolaFormerPVT', SOFTMAX, 'sr_ratio gate', [('Softmax', 1, False)] * 4),
     (LAP, dict(type='SOFTAttention', pool_ratio=2),  # which has no rotary positions
@@ -115,13 +111,11 @@ def test_values_that_would_be_lost_are_quoted(backbone, attn_cfg, quoted):
 @pytest.mark.parametrize('name', BACKBONES)
 @pytest.mark.parametrize('attention', registered(BaseAttention))
 def test_every_host_takes_every_attention(name, attention):
-    kwargs = {}
-    if attention != 'SoftmaxAttention' and name in ('SOFT', 'SOFTPlusPlus', 'ViT', 'DINOv2'):
-        kwargs = dict(with_cls_token=False)
-    backbone = build(name, small(name), attn_cfg=dict(type=attention), **kwargs).eval()
+    with_token = name in ('SOFT', 'SOFTPlusPlus', 'ViT', 'DINOv2')
+    kwargs = dict(with_cls_token=attention == 'SoftmaxAttention') if with_token else {}
+    backbone = build(name, attn_cfg=dict(type=attention), **kwargs).eval()
     with torch.no_grad():
-        outs = backbone(torch.randn(1, 3, 50, 70))
-    assert all(out.isfinite().all() for out in outs)
+        assert all(out.isfinite().all() for out in backbone(torch.randn(1, 3, 50, 70)))
 
 
 # ---- attentions that users write, with our bases or without
@@ -139,28 +133,28 @@ class MeanOfTokens(torch.nn.Module):
 
 
 def test_an_attention_of_ones_own_needs_no_base_of_ours():
-    images = torch.randn(1, 3, 64, 64)
-    backbone = build('LaplacianFormer', attn_cfg=dict(type=MeanOfTokens, gain=2.0))
+    images, own = torch.randn(1, 3, 64, 64), dict(type=MeanOfTokens, gain=2.0)
+    backbone = build(LAP, attn_cfg=own)
     assert backbone.stages[0]['blocks'][0].attn.gain == 2
     assert backbone(images)[-1].isfinite().all()
-    assert build('Swin', attn_cfg=dict(attn_cfg=dict(type=MeanOfTokens)))(images)
+    assert build('Swin', attn_cfg=dict(attn_cfg=own))(images)
     with pytest.raises(TypeError, match="MeanOfTokens has no option 'gian' .did you mean 'gain'"):
-        build('LaplacianFormer', attn_cfg=dict(type=MeanOfTokens, gian=2.0))
+        build(LAP, attn_cfg=dict(type=MeanOfTokens, gian=2.0))
+
+
+class Own(QKVAttention):
+    def __init__(self, embed_dims, num_heads, input_resolution):
+        super().__init__(embed_dims, num_heads, input_resolution)
+
+    def mix(self, q, k, v, hw_shape):
+        return v
 
 
 def test_a_constructor_that_hands_nothing_on_takes_nothing_of_the_frame():
-    class Own(QKVAttention):
-        def __init__(self, embed_dims, num_heads, input_resolution):
-            super().__init__(embed_dims, num_heads, input_resolution)
-
-        def mix(self, q, k, v, hw_shape):
-            return v
-
     assert Own.known_options() == ['embed_dims', 'num_heads', 'input_resolution']
     fixed = type('Further', (SOFTAttention,), dict(fixed_options=('gate',))).known_options()
     assert not {'rope', 'sr_ratio', 'gate'} & set(fixed)
-    backbone = build('LaplacianFormer', attn_cfg=dict(type=Own))
-    assert backbone.stages[0]['blocks'][0].attn.lepe is None
+    assert build(LAP, attn_cfg=dict(type=Own)).stages[0]['blocks'][0].attn.lepe is None
 
 
 def test_only_blocks_with_an_attention_count_as_first_blocks():

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from authors_classic import AUTHORS as CLASSIC
+from authors_classic import hw_of
 from authors_vision import AUTHORS as VISION
 from mmengine.registry import MODELS
 from test_golden import GOLDEN, assert_close
@@ -55,11 +56,8 @@ def options_of(golden, row):
     for name in sorted({key for key in golden if key.startswith('in:')} - known - {*COMMON}):
         value = golden[name].item() if golden[name].ndim == 0 else golden[name]
         ours = settings.get(name, name[len('in:') :])
-        if isinstance(ours, str):
-            found = {ours: tuple(value.tolist()) if isinstance(value, np.ndarray) else value}
-        else:
-            found = ours(value)
-        options.update(found)
+        value = tuple(value.tolist()) if isinstance(value, np.ndarray) else value
+        options.update({ours: value} if isinstance(ours, str) else ours(value))
     return options
 
 
@@ -71,35 +69,30 @@ def converted(golden, names, hw_shape):
     keys = [key[len('param:') :] for key in golden if key.startswith('param:')]
     starts, parts = {key: longest_start(key, names) for key in keys}, {}
     for key in sorted(keys, key=lambda key: list(names).index(starts[key])):
-        ours, change = names[starts[key]], None
-        if ours is None:
-            continue
+        ours, value = names[starts[key]], torch.from_numpy(golden[f'param:{key}'])
         if isinstance(ours, tuple):
             ours, change = ours
-        value = torch.from_numpy(golden[f'param:{key}'])
-        value = change(value, hw_shape) if change else value
-        parts.setdefault(ours + key[len(starts[key]) :], []).append(value)
+            value = change(value, hw_shape)
+        if ours is not None:
+            parts.setdefault(ours + key[len(starts[key]) :], []).append(value)
     return {ours: torch.cat(values) if values[1:] else values[0] for ours, values in parts.items()}
 
 
 @pytest.mark.parametrize('name', FILES)
 def test_attention_gives_the_authors_output_and_gradient(name):
     row = AUTHORS[longest_start(name, AUTHORS)]
-    with np.load(FILES[name]) as content:
-        golden = {key: np.asarray(content[key]) for key in content.files}
-    hw_shape, inputs = (int(golden['in:H']), int(golden['in:W'])), inputs_of(golden)
+    golden = dict(np.load(FILES[name]))
+    hw_shape, inputs = hw_of(golden), inputs_of(golden)
     as_heads = 'x' not in inputs
     sample = next(iter(inputs.values()))
     num_heads = next((int(golden[name]) for name in HEADS if name in golden), 1)
     channels = sample.shape[-1] * num_heads if as_heads else sample.shape[1 + (sample.dim() == 3)]
     state = converted(golden, row.get('names', {}), hw_shape)
-    cfg = dict(
-        type=row['type'], embed_dims=channels, num_heads=num_heads, input_resolution=hw_shape
-    )
-    if any(key.startswith('qkv.') for key in state):
-        known = MODELS.get(row['type']).known_options()
-        cfg.update(dict(qkv_bias='qkv.bias' in state) if 'qkv_bias' in known else {})
-    attention = MODELS.build(cfg | options_of(golden, row)).eval()
+    cls, options = MODELS.get(row['type']), options_of(golden, row)
+    if 'qkv.weight' in state and 'qkv_bias' in cls.known_options():
+        options = {'qkv_bias': 'qkv.bias' in state, **options}
+    sizes = dict(embed_dims=channels, num_heads=num_heads, input_resolution=hw_shape)
+    attention = cls(**{**sizes, **options}).eval()
     missing, unexpected = attention.load_state_dict(state, strict=False)
     # A file of queries, keys and values is of the mixing rule alone.
     missing = [name for name in missing if not (as_heads and name.startswith(AROUND))]

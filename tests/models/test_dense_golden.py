@@ -226,15 +226,6 @@ def test_converted_models_give_the_authors_outputs(name, tmp_path):
     check(*outputs(name, tmp_path / 'theirs.pth'))
 
 
-@pytest.mark.parametrize('config', [
-    dict(type='PVT', arch='micro', ceil_mode=False),
-    dict(type='XCiTBackbone', arch='micro', pyramid_blocks=range(4), ceil_mode=False),
-])  # fmt: skip
-def test_images_that_rounding_down_leaves_without_tokens_are_refused(config):
-    with pytest.raises(ValueError, match=r'at least 32 x 32 pixels, got shape \(1, 3, 31, 64\)'):
-        MODELS.build(config)(torch.zeros(1, 3, 31, 64))
-
-
 def test_stages_of_mobilevitv2_that_are_dilated_keep_the_size_of_the_map():
     image = torch.zeros(1, 3, 64, 96)
     last = MODELS.build(dict(type='MobileViTv2', arch='050', output_stride=16)).eval()(image)[-1]
@@ -242,17 +233,20 @@ def test_stages_of_mobilevitv2_that_are_dilated_keep_the_size_of_the_map():
 
 
 NECKS = [dict(type='EfficientViTSegNeck', channels=8, num_blocks=1), dict(type='SSDLiteNeck')]
+ROUNDED = [dict(type='PVT', arch='micro'), dict(XCIT, arch='micro')]
 
 
 @pytest.mark.parametrize(('make', 'message'), [
     *((lambda cfg=cfg: MODELS.build(dict(cfg, in_channels=[8, 8]))([torch.zeros(1, 8, 4, 4)]),
        r'has 2 maps, got 1; set out_indices .*, \(2, 3\) for') for cfg in NECKS),
+    *((lambda cfg=cfg: MODELS.build(dict(cfg, **ROUND_DOWN))(torch.zeros(1, 3, 31, 64)),
+       r'at least 32 x 32 pixels, got shape \(1, 3, 31, 64\)') for cfg in ROUNDED),
     (lambda: MODELS.build(dict(type='MobileViTv2', output_stride=4)), '8, 16 or 32, got 4'),
     (lambda: SSDLiteNeck((32, 64), (16, 16)), r'more levels than the 2 maps .* got \(16, 16\)'),
     (lambda: PyramidPoolingNeck(3), 'at least the number of pool_sizes, 4, got 3'),
     (lambda: pytest.importorskip('mmlaplace.models.ssd').SSDLiteHead(stacked_convs=3),
      'have no effect in SSDLiteHead'),
-], ids=[*(cfg['type'] for cfg in NECKS), 'stride', 'levels', 'pools', 'head'])  # fmt: skip
-def test_necks_and_heads_say_what_does_not_fit(make, message):
+], ids=['seg neck', 'ssd neck', 'PVT', 'XCiT', 'stride', 'levels', 'pools', 'head'])  # fmt: skip
+def test_backbones_necks_and_heads_say_what_does_not_fit(make, message):
     with pytest.raises(ValueError, match=message):
         make()

@@ -1,9 +1,7 @@
 """An FFN computes and refuses what torch's own layers compute and refuse."""
 
-import contextlib
 import copy
 import itertools
-import pickle
 
 import pytest
 import torch
@@ -28,9 +26,8 @@ class PlainFFN(nn.Module):
         return F.linear(act(F.linear(x, first.weight, first.bias)), second.weight, second.bias)
 
 
-GELU, TANH, RELU, SILU = (
-    dict(type='GELU'), dict(type='GELU', approximate='tanh'), dict(type='ReLU'), dict(type='SiLU')
-)  # fmt: skip
+GELU, RELU, SILU = (dict(type=name) for name in ('GELU', 'ReLU', 'SiLU'))
+TANH = dict(GELU, approximate='tanh')
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +53,7 @@ MODES = {
 
 
 def outcome(function, x, mode, dtype=None):
-    with mode(), torch.autocast('cpu', dtype) if dtype else contextlib.nullcontext():
+    with mode(), torch.autocast('cpu', dtype or torch.bfloat16, enabled=dtype is not None):
         try:
             return function(x)
         except Exception as error:  # which of them is what the tests compare
@@ -73,20 +70,15 @@ def assert_alike(ours, plain, x):
         assert found.requires_grad == expected.requires_grad, name
         # Two products of order 1 in another order; bf16 and fp16 round inputs and hidden values.
         close = 1e-4 if expected.dtype in (torch.float32, torch.float64) else 0.05
-        message = f'{name}: %s'.__mod__
-        torch.testing.assert_close(
-            found, expected, rtol=close, atol=close, equal_nan=True, msg=message
-        )
+        close = dict(rtol=close, atol=close, msg=f'{name}: %s'.__mod__)
+        torch.testing.assert_close(found, expected, equal_nan=True, **close)
 
 
 def unchanged(layer):
-    pass
+    """The layer stays as it is."""
 
 
-def normal(*shape):
-    return torch.randn(*shape)
-
-
+normal = torch.randn
 INPUTS = {
     'no axis': lambda: torch.tensor(1.0),
     'one axis': lambda: normal(C),
@@ -102,6 +94,7 @@ INPUTS = {
     'complex': lambda: torch.ones(3, C, dtype=torch.complex64),
     'meta': lambda: normal(3, C).to('meta'),
     'sparse': lambda: normal(3, C).to_sparse(),
+    'nested': lambda: torch.nested.nested_tensor([normal(3, C), normal(2, C)]),
     'a leaf': lambda: normal(3, C).requires_grad_(),
 }
 
@@ -109,16 +102,7 @@ INPUTS = {
 @pytest.mark.parametrize('act_cfg', [GELU, RELU], ids=str)
 @pytest.mark.parametrize('make', INPUTS.values(), ids=INPUTS)
 def test_any_input(act_cfg, make):
-    ours, plain = ffn_pair(unchanged, act_cfg=act_cfg)
-    assert_alike(ours, plain, make())
-
-
-def test_nested_inputs():
-    x = torch.nested.nested_tensor([normal(3, C), normal(2, C)])
-    ours, plain = ffn_pair(unchanged)
-    with torch.no_grad():
-        for found, expected in zip(ours(x).unbind(), plain(x).unbind(), strict=True):
-            torch.testing.assert_close(found, expected)
+    assert_alike(*ffn_pair(unchanged, act_cfg=act_cfg), make())
 
 
 def setting(**of_sizes):
@@ -126,8 +110,7 @@ def setting(**of_sizes):
 
     def change(layer):
         for name, make in of_sizes.items():
-            value = make(*layer.weight.shape)
-            setattr(layer, name, value if value is None else nn.Parameter(value))
+            setattr(layer, name, nn.Parameter(make(*layer.weight.shape)))
 
     return change
 
@@ -137,7 +120,7 @@ CHANGES = {
     'fp64': lambda layer: layer.double(),
     'meta': lambda layer: layer.to('meta'),
     'bf16 bias': setting(bias=lambda out, _: normal(out).bfloat16()),
-    'no bias': setting(bias=lambda *_: None),
+    'no bias': lambda layer: setattr(layer, 'bias', None),
     'one bias for all': setting(bias=lambda *_: normal(1)),
     'bias with two axes': setting(bias=lambda out, _: normal(1, out)),
     'too short a bias': setting(bias=lambda out, _: normal(out - 1)),
@@ -158,19 +141,11 @@ def test_any_weights(which, act_cfg, change):
 def test_a_change_of_weights_holds_for_the_next_forward():
     ffn, x = FFN(C, 2).eval(), normal(1, 7, C)
     plain, other = PlainFFN(ffn), FFN(C, 2).state_dict()
-    for change in (
-        lambda: ffn.layers[0].bias.data.fill_(0.5),
-        lambda: ffn.load_state_dict(other, assign=True),
-        lambda: setattr(ffn.layers[3], 'weight', nn.Parameter(normal(C, 2 * C))),
-        ffn.double,
-    ):
-        with torch.no_grad():
+    with torch.no_grad():
+        for change in (ffn.layers[0].bias.zero_, lambda: ffn.load_state_dict(other, assign=True)):
             ffn(x, (7, 1))
             change()
-            x = x.to(ffn.layers[0].weight.dtype)
             torch.testing.assert_close(ffn(x, (7, 1)), plain(x), rtol=1e-5, atol=1e-5)
-    for copied in (copy.deepcopy(ffn), pickle.loads(pickle.dumps(ffn))):
-        assert torch.equal(copied(x, (7, 1)), ffn(x, (7, 1)))
 
 
 @pytest.mark.parametrize('act_cfg', [GELU, TANH, SILU], ids=str)

@@ -163,3 +163,10 @@ def test_converted_file_gives_the_authors_logits(name, tmp_path):
     if 'in:grad_y' in golden:
         logits.backward(golden['in:grad_y'].float())
         assert_close(images.grad, golden['out:grad_x'], GRADIENT)
+
+
+def test_a_classifier_without_its_class_token_is_another_model(tmp_path):
+    torch.save(dict(model=read('pvt_small_cls')[1]), tmp_path / 'theirs.pth')
+    maps = dict(with_cls_token=False, out_type='featmap', out_indices=-1)
+    with pytest.raises(ValueError, match='cls_'):
+        load_weights(MODELS.build(MODEL_CONFIGS['pvt_small_cls'] | maps), tmp_path / 'theirs.pth')

@@ -100,6 +100,7 @@ def test_act_cfg_sets_the_activation_of_every_ffn(name):
     (dict(arch=dict(SMALL, depths=(0, 1, 1, 1))), r'positive.*\(0,'),
     (dict(arch=dict(SMALL, num_heads=(3, 2, 5, 3))), r'\(16\).*num_heads \(3\)'),
     (dict(img_size=0), 'img_size must be a positive .* got 0'),
+    *((dict(strides=bad), rf'4 positive .*{re.escape(repr(bad))}') for bad in (2, (2, 2, 0, 2))),
     (dict(out_norms='BN'), r"out_norms must be .*dict\(type='BN'\), got 'BN'"),
     *((dict(drop_path_rate=rate), f'got {re.escape(str(rate))}')
       for rate in (1.0, -0.1, [0.0, 0.1])),

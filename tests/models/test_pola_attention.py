@@ -57,10 +57,9 @@ def test_a_deformable_convolution_equals_that_of_torchvision(hw_shape):
     expected = ops.deform_conv2d(maps, conv.offset(maps), weight, bias, padding=1).flatten(2).mT
     out = conv(x, hw_shape)
     torch.testing.assert_close(out, expected, **CLOSE)
-    wanted = [x, conv.offset.weight, conv.conv.weight, conv.conv.bias]
-    grad = torch.randn_like(out)
-    for one, other in zip(*(torch.autograd.grad(y, wanted, grad) for y in (out, expected))):
-        torch.testing.assert_close(one, other, **CLOSE)
+    wanted, grad = [x, conv.offset.weight, conv.conv.weight, conv.conv.bias], torch.randn_like(out)
+    grads = (torch.autograd.grad(y, wanted, grad) for y in (out, expected))
+    torch.testing.assert_close(*grads, **CLOSE)
 
 
 # Signed powers by one exponential.
@@ -70,28 +69,24 @@ def formula(x, power, scale):
     return torch.cat([F.relu(x / scale) ** power, F.relu(-x / scale) ** power], dim=-1)
 
 
-def inputs(dtype=torch.float64, tokens=6):
-    x = torch.randn(2, 3, tokens, 5, dtype=dtype)
-    power = 1.05 + 4 * torch.rand(3, 1, 5, dtype=dtype)
-    return x, power, 0.5 + torch.rand(3, 1, 5, dtype=dtype)
+def inputs(tokens):
+    """x, powers and scales of which a derivative may be taken."""
+    power, scale = 1.05 + 4 * torch.rand(3, 1, 5), 0.5 + torch.rand(3, 1, 5)
+    x = torch.randn(2, 3, tokens, 5)
+    return [value.double().requires_grad_() for value in (x, power, scale)]
 
 
 def test_signed_powers_and_their_gradients_are_those_of_the_formula():
-    values, chance = inputs(), doubles(2, 3, 6, 10)
-    values[0][0, 0, :2] = 0
-    found = []
-    for function in (signed_powers, formula):
-        leaves = [tensor.clone().requires_grad_() for tensor in values]
-        out = function(*leaves)
-        found.append((out.detach(), *torch.autograd.grad((out * chance).sum(), leaves)))
+    leaves, chance = inputs(6), doubles(2, 3, 6, 10)
+    leaves[0].data[0, 0, :2] = 0
+    outs = [function(*leaves) for function in (signed_powers, formula)]
+    found = [(out, *torch.autograd.grad((out * chance).sum(), leaves)) for out in outs]
     # The same numbers in fp64; exp(p log x) rounds the exponent, whose size is below 100.
-    for mine, theirs in zip(*found):
-        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
 
 
 def test_signed_powers_have_derivatives_of_two_orders():
-    x, power, scale = inputs(tokens=2)
-    x = torch.where(x.abs() < 0.1, 0.1, x)  # finite differences must not cross zero
-    leaves = [tensor.requires_grad_() for tensor in (x, power, scale)]
+    leaves = inputs(2)
+    leaves[0].data[leaves[0].abs() < 0.1] = 0.1  # finite differences must not cross zero
     assert gradcheck(signed_powers, leaves)
     assert gradgradcheck(signed_powers, leaves)

@@ -29,9 +29,7 @@ def dense(attention, x):
     *qk, v = torch.cat([layer(x) for layer in linears], dim=-1).split(16, dim=-1)
     query, key, value = (split_heads(part) for part in (qk[0], qk[-1], v))
     query, key = query / 8**0.25, key / 8**0.25
-    maps = query[:, :, prefix:].flatten(0, 1).unflatten(1, HW).permute(0, 3, 1, 2)
-    conv, norm = attention.landmarks.conv, attention.landmark_norm[0]
-    marks = F.conv2d(maps, conv.weight, stride=conv.stride).flatten(2).mT.unflatten(0, (2, 2))
+    marks, norm = attention.landmarks(query[:, :, prefix:], HW), attention.landmark_norm[0]
     marks = F.gelu(F.layer_norm(marks, (8,), norm.weight, norm.bias))
     kernel = gaussian(marks, marks)
     inverse = torch.linalg.inv(kernel + attention.ridge * torch.eye(kernel.shape[-1]).double())
@@ -52,14 +50,11 @@ def dense(attention, x):
 @pytest.mark.parametrize('solver', ['newton_schulz', 'svd', 'cholesky'])
 @pytest.mark.parametrize('normalized', [False, True])
 @pytest.mark.parametrize('options', [
-    dict(), dict(num_prefix_tokens=1), dict(qkv='qkv', lepe_kernel=0),
-    dict(qkv='q_kv', lepe_kernel=0),
+    {}, dict(num_prefix_tokens=1), *(dict(qkv=form, lepe_kernel=0) for form in ('qkv', 'q_kv')),
 ], ids=str)  # fmt: skip
 def test_linear_time_form_equals_the_dense_formula(options, normalized, solver):
     common = dict(pool_ratio=2, ridge=1e-2, num_iters=60)
     attention = build(0.5, normalized=normalized, solver=solver, **common, **options)
-    assert (attention.kv is None) == (options.get('qkv') != 'q_kv')
-    assert attention.qkv.out_features == {'qkv': 48, 'q_kv': 16}.get(options.get('qkv'), 32)
     x = doubles(2, 48 + attention.num_prefix_tokens, 16)
     torch.testing.assert_close(attention(x, HW), dense(attention, x), **CLOSE)
 
@@ -92,5 +87,5 @@ def test_the_authors_of_soft_drop_elements_and_not_branches_of_images():
     x = torch.ones(50, 20, 8)
     elements, samples = DropPath(0.25, per='element')(x), DropPath(0.25)(x)
     assert elements.unique().tolist() == samples.unique().tolist() == pytest.approx([0, 4 / 3])
-    assert all(len(image.unique()) == 2 for image in elements)  # none of 160 is kept or lost whole
-    assert all(len(image.unique()) == 1 for image in samples)
+    # None of 160 elements is kept or lost whole.
+    assert all(len(a.unique()) == 2 and len(b.unique()) == 1 for a, b in zip(elements, samples))

@@ -50,25 +50,20 @@ def test_the_rate_of_the_inner_step_scales_it():
 
 
 def test_sums_that_no_half_holds_reach_the_norm_of_nala():
-    attention = build('NaLaAttention')
+    attention, outs = build('NaLaAttention'), []
     q, k = torch.zeros(2, 1, 2, 35, 8)
-    v = torch.rand(1, 2, 35, 8).half().float()  # so that it is the same in all dtypes
+    v = torch.rand(1, 2, 35, 8).half()  # so that it is the same in all dtypes
     # Queries and keys that share no feature: the normaliser is its epsilon, and the rotated
     # products are not zero.
     q[..., 0], k[..., 1] = 1.0, 1.0
-    gate = torch.ones(1, 35, 16)
-
-    def gated(dtype):
-        attention.to(dtype)
-        mixed = attention.mix(*(x.to(dtype) for x in (q, k, v)), (5, 7))
-        return mixed, attention.apply_gate(attention.merge_heads(mixed), gate.to(dtype))
-
-    mixed, truth = gated(torch.float64)
-    assert mixed.abs().max() > torch.finfo(torch.float16).max
-    _, out = gated(torch.float16)
-    assert out.dtype == torch.float16
+    for dtype in (torch.float64, torch.float16):
+        mixed = attention.to(dtype).mix(*(x.to(dtype) for x in (q, k, v)), (5, 7))
+        assert dtype == torch.float16 or mixed.abs().max() > torch.finfo(torch.float16).max
+        gate = torch.ones(1, 35, 16, dtype=dtype)
+        outs.append(attention.apply_gate(attention.merge_heads(mixed), gate))
+    assert outs[1].dtype == torch.float16
     # Eleven bits of a result of size one, and fp32 before it.
-    torch.testing.assert_close(out.double(), truth, atol=4e-3, rtol=4e-3)
+    torch.testing.assert_close(outs[1].double(), outs[0], atol=4e-3, rtol=4e-3)
 
 
 @pytest.mark.parametrize('hw_shape', [(5, 7), (3, 1), (1, 4), (1, 1)])
@@ -105,17 +100,16 @@ def test_windows_are_averaged_place_by_place_with_reflected_borders():
 @pytest.mark.slow
 def test_large_kernels_equal_those_of_mmpretrain():
     van = pytest.importorskip('mmpretrain.models.backbones.van')
-    theirs = van.SpatialAttention(16).double()
-    ours = build('LargeKernelAttention', shortcut=True)
-    starts = {
-        'proj_1.': 'value.', 'proj_2.': 'proj.', 'spatial_gating_unit.DW_conv.': 'near.conv.',
-        'spatial_gating_unit.DW_D_conv.': 'far.', 'spatial_gating_unit.conv1.': 'weight.',
+    theirs, ours = van.SpatialAttention(16).double(), build('LargeKernelAttention', shortcut=True)
+    gating = 'spatial_gating_unit.'
+    state, starts = {}, {
+        'value.': 'proj_1.', 'proj.': 'proj_2.', 'near.conv.': f'{gating}DW_conv.',
+        'far.': f'{gating}DW_D_conv.', 'weight.': f'{gating}conv1.',
     }  # fmt: skip
-    state = {}
-    for name, value in theirs.state_dict().items():
-        (start,) = (start for start in starts if name.startswith(start))
-        name = starts[start] + name[len(start) :]
-        state[name] = value.view(ours.state_dict()[name].shape)
+    for start, their_start in starts.items():
+        for kind in ('weight', 'bias'):
+            value = theirs.get_parameter(their_start + kind)
+            state[start + kind] = value.view_as(ours.get_parameter(start + kind))
     ours.load_state_dict(state)
     x = doubles(2, 16, 5, 9)
     out = ours(x.flatten(2).mT, (5, 9)).mT.unflatten(2, (5, 9))
@@ -197,9 +191,7 @@ def test_choices_of_experts_are_those_of_their_landmarks(prefix):
 
 
 def test_a_class_token_has_no_convolution_in_mita():
-    attention = build('MiTAAttention', num_prefix_tokens=1, lepe_kernel=3)
-    x = doubles(1, 21, 16)
+    attention, x = build('MiTAAttention', num_prefix_tokens=1, lepe_kernel=3), doubles(1, 21, 16)
     local = attention.local_branch(x, x, (4, 5))
     assert not local[:, 0].any()
     torch.testing.assert_close(local[:, 1:], attention.lepe(x[:, 1:], (4, 5)), **CLOSE)
-    assert attention(x, (4, 5)).shape == x.shape
