@@ -1,13 +1,10 @@
-"""The frame around a mixing rule and the host around an attention: what they refuse and need."""
+"""Fields of a frame that exclude each other, and names in the registry."""
 
 import mmengine.registry
 import pytest
-import torch
 from mmengine.registry import Registry
 
-from mmlaplace.models import Frame, PyramidBackbone, Stage
-from mmlaplace.models.layers import PatchEmbed
-from mmlaplace.models.pyramid import arch
+from mmlaplace.models import Frame
 
 
 @pytest.mark.parametrize(('frame', 'quoted'), [
@@ -22,23 +19,6 @@ from mmlaplace.models.pyramid import arch
 def test_fields_that_exclude_each_other_are_quoted(frame, quoted):
     with pytest.raises(ValueError, match=quoted):
         Frame(**frame)
-
-
-def test_a_host_is_a_function_and_a_size_is_a_row():
-    def one_stage(stride: int = 8):
-        embed = lambda i, o, **norm: PatchEmbed(i, o, stride, **norm)  # noqa: E731
-        return [Stage(embed, stride, dict(type='SoftmaxAttention'), position={})]
-
-    class Plain(PyramidBackbone):
-        host = one_stage
-        arch_zoo = {'tiny': arch((32,), (2,))}
-
-    images = torch.randn(2, 3, 40, 50)
-    assert Plain()(images)[0].shape == (2, 32, 5, 7)
-    finer = Plain(stride=4, attn_cfg=dict(type='LaplacianAttention'))
-    assert finer(images)[0].shape[2:] == (10, 13)
-    with pytest.raises(TypeError, match="Plain has no option 'strides'.*did you mean 'stride'"):
-        Plain(strides=4)
 
 
 def test_names_of_ours_are_ours_alone():

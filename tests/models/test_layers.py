@@ -8,16 +8,9 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mmlaplace.models import LaplacianAttention
-from mmlaplace.models.layers import (
-    FFN,
-    Landmarks,
-    RMSNorm,
-    RotaryEmbedding2D,
-    TransformerBlock,
-    position,
-    resize_map,
-)  # fmt: skip
+from mmlaplace.models.layers import FFN, Landmarks, RMSNorm, RotaryEmbedding2D, TransformerBlock
 from mmlaplace.models.layers.build import build_map_norm, build_token_norm
+from mmlaplace.models.layers.position import _kept_table, resize_map
 from mmlaplace.models.layers.pseudo_inverse import pseudo_inverse
 from mmlaplace.models.layers.solvers import conjugate_gradient_inverse, svd_inverse
 from mmlaplace.models.layers.unit_vectors import unit_vectors
@@ -49,7 +42,7 @@ def test_rotary_keeps_fp32_positions_in_a_halved_model():
 
 def test_tables_of_inference_mode_serve_in_training():
     attention, x = LaplacianAttention(16, 2, (3, 5)), torch.randn(1, 15, 16)
-    position._kept_table.cache_clear()
+    _kept_table.cache_clear()
     with torch.inference_mode():
         attention(x, (3, 5))
     attention(x, (3, 5)).sum().backward()
@@ -79,7 +72,7 @@ def test_a_captured_cuda_graph_makes_its_own_table():
 def test_streams_that_run_at_once_turn_by_tables_of_their_own():
     rotary, x = RotaryEmbedding2D(64).cuda(), torch.randn(1, 2, 64 * 48, 64).cuda()
     expected = rotary.cpu()(x.cpu(), (64, 48))
-    position._kept_table.cache_clear()
+    _kept_table.cache_clear()
     torch.cuda.synchronize()
     busy, free = torch.cuda.Stream(), torch.cuda.Stream()
     with torch.cuda.stream(busy):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from mmengine.registry import MODELS
 from test_attentions import CASES, each
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
+
+from mmlaplace.lab.compare.watching import Watch
 
 # All others in the registry are linear, under all options that the contract is tested with.
 # Reformer chooses among N / b buckets.
@@ -20,19 +20,6 @@ QUADRATIC = (
 LINEAR = [cfg for cfg in CASES if not any(one.items() <= cfg.items() for one in QUADRATIC)]
 
 
-class Largest(TorchDispatchMode):
-    """Keeps the number of elements of the largest tensor that an operation gave."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for value in tree_flatten(out)[0]:
-            if isinstance(value, torch.Tensor):
-                self.numel = max(self.numel, value.numel())
-        return out
-
-
 def build(input_resolution, embed_dims=16, **cfg):
     sizes = dict(embed_dims=embed_dims, num_heads=2, input_resolution=input_resolution)
     return MODELS.build(cfg | sizes).eval()
@@ -41,9 +28,9 @@ def build(input_resolution, embed_dims=16, **cfg):
 def largest(cfg, resolution, side):
     attention = build(resolution or (side, side), **cfg)
     x = torch.randn(1, side * side, 16, requires_grad=True)
-    with Largest() as mode:
+    with Watch('', torch.Tensor.numel) as watch:
         attention(x, (side, side)).sum().backward()
-    return mode.numel
+    return watch.largest
 
 
 @pytest.mark.sampled(3)
@@ -64,6 +51,7 @@ def test_too_many_pairs_are_refused_before_they_are_allocated(name, options):
     attention = build((4, 4), 8, type=f'{name}Attention', **options)
     images = '1 image' if name == 'Softmax' else '3 images'  # whose bias is the same for all
     tokens = torch.zeros(1, 1, 1, 4, dtype=torch.float16).expand(3, 2, 160 * 160, 4)
-    with Largest() as mode, pytest.raises(ValueError, match=rf'{images} x 2 heads.*15.7 GB.*4 GB'):
+    quoted = rf'{images} x 2 heads.*15.7 GB.*4 GB'
+    with Watch('', torch.Tensor.numel) as watch, pytest.raises(ValueError, match=quoted):
         attention.mix(tokens, tokens, tokens, (160, 160))
-    assert mode.numel <= tokens.numel()
+    assert watch.largest <= tokens.numel()

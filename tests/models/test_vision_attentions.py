@@ -87,12 +87,9 @@ def test_windows_are_averaged_place_by_place_with_reflected_borders():
     x = doubles(2, 15 * 9, 16)
     for step in (1, 2):
         extent = 6 * step + 1
-        maps = x.mT.unflatten(2, (15, 9))
-        maps = F.pad(maps, (0, -9 % extent, 0, -15 % extent), 'reflect')
-        windows = [maps[:, :, i : i + extent : step, j : j + extent : step]
-                   for i in range(0, maps.shape[2], extent)
-                   for j in range(0, maps.shape[3], extent)]  # fmt: skip
-        expected = torch.stack(windows).mean(0).flatten(2).mT.unflatten(-1, (2, 8)).transpose(1, 2)
+        maps = F.pad(x.mT.unflatten(2, (15, 9)), (0, -9 % extent, 0, -15 % extent), 'reflect')
+        windows = maps.unfold(2, extent, extent).unfold(3, extent, extent)[..., ::step, ::step]
+        expected = windows.mean((2, 3)).flatten(2).mT.unflatten(-1, (2, 8)).transpose(1, 2)
         out = attention.averages(x, (15, 9), step)
         torch.testing.assert_close(out, expected, atol=1e-12, rtol=0)
 
@@ -137,10 +134,9 @@ def test_a_query_sees_the_nearest_places_of_its_residue(hw_shape, kernel_size, d
         step = min(dilation, max(1, side // kernel_size))
         axis = torch.zeros(side, side, dtype=torch.bool)
         for query in range(side):
-            alike = [place for place in range(side) if (place - query) % step == 0]
-            own = alike.index(query)
+            alike = list(range(query % step, side, step))
             count = min(kernel_size, side // step)
-            start = min(max(own - count // 2, 0), len(alike) - count)
+            start = min(max(query // step - count // 2, 0), len(alike) - count)
             axis[query, alike[start : start + count]] = True
         seen = torch.kron(seen.int(), axis.int()).bool()
     q, k, v = doubles(3, 1, 2, hw_shape[0] * hw_shape[1], 8)
