@@ -1,8 +1,8 @@
 """How the files of the authors' vision attentions become ours, see test_authors_attentions.py."""
 
 import torch
-import torch.nn.functional as F
 from authors_classic import linear
+from torchvision.models.convnext import LayerNorm2d
 
 from mmlaplace.models import MHLAAttention
 from mmlaplace.models.backbones.agent import AGENT
@@ -37,19 +37,11 @@ def agent(golden):
     return dict(linears_of(golden), input_resolution=(height, width), num_landmarks=count)
 
 
-class NormOfChannels(torch.nn.LayerNorm):
-    """LayerNorm over the channels of a map."""
-
-    def forward(self, x):
-        normed = F.layer_norm(x.movedim(1, -1), self.normalized_shape, self.weight, self.bias)
-        return normed.movedim(-1, 1)
-
-
 def norm_of(golden, layer):
     if f'param:{layer}.norm.weight' not in golden:
         return dict(type=torch.nn.Identity)
     of_batch = f'param:{layer}.norm.running_mean' in golden
-    return dict(type='BN' if of_batch else NormOfChannels)
+    return dict(type='BN' if of_batch else LayerNorm2d)
 
 
 def litemla(golden):

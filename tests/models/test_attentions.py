@@ -143,17 +143,6 @@ def test_wrong_tokens_heads_masks_and_options_are_quoted(cfg):
             attention(torch.randn(1, 49, 64), (7, 7), mask=torch.ones(49, 49, dtype=torch.bool))
 
 
-@each(CASES)
-def test_maps_of_another_size_take_the_weights_of_this(cfg):
-    attention = build(cfg)
-    for name, value in attention.state_dict().items():
-        path, _, local_name = name.rpartition('.')
-        module = attention.get_submodule(path)
-        if value.dim() == 4 and hasattr(module, 'resize_weight'):
-            larger = torch.randn(*value.shape[:2], *(2 * side + 1 for side in value.shape[2:]))
-            assert module.resize_weight(local_name, larger).shape == value.shape, name
-
-
 maps = st.tuples(st.integers(1, 13), st.integers(1, 13))
 
 

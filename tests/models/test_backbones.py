@@ -111,8 +111,13 @@ def test_attentions_start_for_the_maps_that_training_images_have(name):
     assert found[-1][0] is not None
 
 
-# Attentions of other papers with weights for each place.
-SIZED = [('PVT', dict(type=f'{attention}Attention')) for attention in ('Agent', 'FLatten', 'SLAB')]
+# Attentions with weights for each place.
+OPTIONS = {
+    'Agent': {}, 'FLatten': {}, 'SLAB': {}, 'Linformer': {}, 'Pola': dict(gate_form='matrix'),
+    'Softmax': dict(relative_bias=True),
+}  # fmt: skip
+SIZED = [('LaplacianFormer', dict(options, type=f'{name}Attention', rope=False))
+         for name, options in OPTIONS.items()]  # fmt: skip
 SIZED += [('Swin', agent_windows(12, (4, 4, 9))), ('Swin', inline_windows(12, 3, 1))]
 
 

@@ -122,20 +122,12 @@ def assert_same(found, expected):
             assert (a - b).abs().max() <= OF_LARGEST * b.abs().max()
 
 
-def by_layers(model):
-    """A copy of the model whose FFNs compute layer by layer."""
-    plain = copy.deepcopy(model)
-    for part in plain.modules():
-        if isinstance(part, FFN):
-            part.is_one_op = lambda x: False
-    return plain
-
-
 @each_change
 @pytest.mark.parametrize('act', ['GELU', 'ReLU', nn.RReLU, nn.PReLU])
 def test_an_ffn_is_its_layers_one_after_the_other(act, change):
     ffn = FFN(16, 4, drop_rate=0.1 if change is parameters else 0, act_cfg=dict(type=act))
-    plain = by_layers(ffn)
+    plain = copy.deepcopy(ffn)
+    plain.is_one_op = lambda x: False
     assert_same(results(ffn, change), results(plain, change))
 
 
@@ -146,7 +138,7 @@ def test_an_attention_is_its_parts(name, change):
     if name == 'CrossShapedAttention' and change is CHANGES['pruned']:
         pytest.skip('it reads the filters of its convolution, which pruning renews in a call of it')
     attention = MODELS.build(dict(type=name, embed_dims=16, num_heads=2, input_resolution=HW))
-    plain, found = by_layers(attention), results(attention, change)
+    plain, found = copy.deepcopy(attention), results(attention, change)
     with use_backend('reference'):
         assert_same(found, results(plain, change))
 

@@ -11,7 +11,7 @@ from torch import nn
 from mmlaplace.models.layers import FFN
 from mmlaplace.ops import gelu_ffn
 
-C, HIDDEN = 12, 24
+C = 12
 
 
 class PlainFFN(nn.Module):
@@ -26,8 +26,7 @@ class PlainFFN(nn.Module):
         return F.linear(act(F.linear(x, first.weight, first.bias)), second.weight, second.bias)
 
 
-GELU, RELU, SILU = (dict(type=name) for name in ('GELU', 'ReLU', 'SiLU'))
-TANH = dict(GELU, approximate='tanh')
+GELU, TANH = dict(type='GELU'), dict(type='GELU', approximate='tanh')
 
 
 @pytest.fixture(autouse=True)
@@ -37,19 +36,17 @@ def _small_blocks(monkeypatch):
 
 
 def ffn_pair(change, which=0, act_cfg=GELU):
-    ffn = FFN(C, HIDDEN / C, act_cfg=act_cfg)
+    ffn = FFN(C, 2, act_cfg=act_cfg)
     change(ffn.layers[which])
     return lambda x: ffn(x, (7, 1)), PlainFFN(ffn)
 
 
 MODES = {
-    'training': (torch.enable_grad,),
-    'no gradients': (torch.no_grad,),
-    'inference': (torch.inference_mode,),
-    'training under autocast': (torch.enable_grad, torch.bfloat16),
+    'training': (torch.enable_grad,), 'no gradients': (torch.no_grad,),
+    'inference': (torch.inference_mode,), 'fp16 autocast': (torch.no_grad, torch.float16),
     'bf16 autocast': (torch.no_grad, torch.bfloat16),
-    'fp16 autocast': (torch.no_grad, torch.float16),
-}
+    'training under autocast': (torch.enable_grad, torch.bfloat16),
+}  # fmt: skip
 
 
 def outcome(function, x, mode, dtype=None):
@@ -71,7 +68,8 @@ def assert_alike(ours, plain, x):
         # Two products of order 1 in another order; bf16 and fp16 round inputs and hidden values.
         close = 1e-4 if expected.dtype in (torch.float32, torch.float64) else 0.05
         close = dict(rtol=close, atol=close, msg=f'{name}: %s'.__mod__)
-        torch.testing.assert_close(found, expected, equal_nan=True, **close)
+        pair = [out.unbind() if out.is_nested else out for out in (found, expected)]
+        torch.testing.assert_close(*pair, equal_nan=True, **close)
 
 
 def unchanged(layer):
@@ -79,30 +77,21 @@ def unchanged(layer):
 
 
 normal = torch.randn
+DTYPES = (torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool, torch.complex64)
 INPUTS = {
-    'no axis': lambda: torch.tensor(1.0),
-    'one axis': lambda: normal(C),
-    'five axes': lambda: normal(2, 1, 3, 1, C),
-    'no rows': lambda: normal(2, 0, C),
-    'too many channels': lambda: normal(3, C + 1),
-    'one channel': lambda: normal(3, 1),
-    'NaN': lambda: torch.full((3, C), float('nan')),
-    **{
-        str(dtype): lambda dtype=dtype: torch.ones(3, C, dtype=dtype)
-        for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool)
-    },
-    'complex': lambda: torch.ones(3, C, dtype=torch.complex64),
-    'meta': lambda: normal(3, C).to('meta'),
-    'sparse': lambda: normal(3, C).to_sparse(),
+    'no axis': lambda: torch.tensor(1.0), 'one axis': lambda: normal(C),
+    'five axes': lambda: normal(2, 1, 3, 1, C), 'no rows': lambda: normal(2, 0, C),
+    'too many channels': lambda: normal(3, C + 1), 'one channel': lambda: normal(3, 1),
+    'NaN': lambda: torch.full((3, C), float('nan')), 'meta': lambda: normal(3, C).to('meta'),
+    'sparse': lambda: normal(3, C).to_sparse(), 'a leaf': lambda: normal(3, C).requires_grad_(),
     'nested': lambda: torch.nested.nested_tensor([normal(3, C), normal(2, C)]),
-    'a leaf': lambda: normal(3, C).requires_grad_(),
-}
+    **{str(dtype): lambda dtype=dtype: torch.ones(3, C, dtype=dtype) for dtype in DTYPES},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize('act_cfg', [GELU, RELU], ids=str)
 @pytest.mark.parametrize('make', INPUTS.values(), ids=INPUTS)
-def test_any_input(act_cfg, make):
-    assert_alike(*ffn_pair(unchanged, act_cfg=act_cfg), make())
+def test_any_input(make):
+    assert_alike(*ffn_pair(unchanged), make())
 
 
 def setting(**of_sizes):
@@ -130,7 +119,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize(('which', 'act_cfg'), [(0, GELU), (3, TANH), (3, RELU)])
+@pytest.mark.parametrize(('which', 'act_cfg'), [(0, GELU), (3, TANH)])
 @pytest.mark.parametrize('change', CHANGES.values(), ids=CHANGES)
 def test_any_weights(which, act_cfg, change):
     ours, plain = ffn_pair(change, which, act_cfg)
@@ -148,7 +137,7 @@ def test_a_change_of_weights_holds_for_the_next_forward():
             torch.testing.assert_close(ffn(x, (7, 1)), plain(x), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize('act_cfg', [GELU, TANH, SILU], ids=str)
+@pytest.mark.parametrize('act_cfg', [GELU, TANH], ids=str)
 @pytest.mark.parametrize('kept', [0, 1 << 40], ids=['computed again', 'kept'])
 def test_derivatives_under_autocast_are_as_close_as_torchs_own(monkeypatch, act_cfg, kept):
     monkeypatch.setattr(gelu_ffn, 'LARGE_BYTES', kept)
@@ -173,6 +162,6 @@ def test_derivatives_under_autocast_are_as_close_as_torchs_own(monkeypatch, act_
             error, allowed = ((value - right).abs().max() for value in (one, other))
             # Beside bf16's, fp32's own errors of sums over 500 tokens.
             assert error <= 2 * allowed + 1e-4 * right.abs().max(), autocasts
-    if act_cfg != SILU:  # of GELU, first derivatives are fp32 under any autocast
-        for one, right in zip(derivatives(ours, plain, True, False)[:6], truth):
-            assert (one - right).abs().max() <= 1e-5 * right.abs().max()
+    # First derivatives are fp32 under any autocast.
+    for one, right in zip(derivatives(ours, plain, True, False)[:6], truth):
+        assert (one - right).abs().max() <= 1e-5 * right.abs().max()
