@@ -17,7 +17,7 @@ from mmengine.registry import MODELS, DefaultScope
 from test_golden import assert_close, sampled
 
 from mmlaplace.checkpoints import load_weights
-from mmlaplace.models import PyramidPoolingNeck, SSDLiteNeck
+from mmlaplace.models import PyramidPoolingNeck, SSDLiteNeck, WeightedCrossEntropy
 from mmlaplace.models.pyramid import arch
 
 GOLDEN = ROOT / 'tests/data/golden/dense'
@@ -226,12 +226,6 @@ def test_converted_models_give_the_authors_outputs(name, tmp_path):
     check(*outputs(name, tmp_path / 'theirs.pth'))
 
 
-def test_stages_of_mobilevitv2_that_are_dilated_keep_the_size_of_the_map():
-    image = torch.zeros(1, 3, 64, 96)
-    last = MODELS.build(dict(type='MobileViTv2', arch='050', output_stride=16)).eval()(image)[-1]
-    assert last.shape == (1, 256, 4, 6)
-
-
 NECKS = [dict(type='EfficientViTSegNeck', channels=8, num_blocks=1), dict(type='SSDLiteNeck')]
 ROUNDED = [dict(type='PVT', arch='micro'), dict(XCIT, arch='micro')]
 
@@ -250,3 +244,25 @@ ROUNDED = [dict(type='PVT', arch='micro'), dict(XCIT, arch='micro')]
 def test_backbones_necks_and_heads_say_what_does_not_fit(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+LOGITS, LABELS = torch.randn(2, 3, 4, 5), torch.randint(0, 3, (2, 4, 5))
+
+
+def test_the_loss_of_the_mini_segmentors_is_mmsegs_with_class_weights():
+    losses = pytest.importorskip('mmseg.models.losses')
+    options = dict(class_weight=[0.1, 1.0, 2.0], loss_weight=0.4)
+    theirs = losses.CrossEntropyLoss(**options)(LOGITS, LABELS)
+    torch.testing.assert_close(WeightedCrossEntropy(**options)(LOGITS, LABELS), theirs)
+
+
+def test_pixels_without_a_label_do_not_count_in_the_loss():
+    loss, some = WeightedCrossEntropy([0.1, 1.0, 2.0]), LABELS.clone()
+    some[1] = 255
+    logits = LOGITS.clone().requires_grad_()
+    torch.testing.assert_close(loss(logits, some), loss(LOGITS[:1], LABELS[:1]))
+    none = loss(logits, torch.full_like(LABELS, 255))
+    none.backward()
+    assert none == 0 and not logits.grad.any()
+    with pytest.raises(ValueError, match='no weights of pixels'):
+        loss(LOGITS, LABELS, weight=torch.ones(2, 4, 5))

@@ -78,23 +78,11 @@ def wrapped(model):
     return parameters(model)
 
 
-def strided(model):
-    """Parameters that are every second value of a larger tensor."""
-    for part in model.modules():
-        if isinstance(part, nn.BatchNorm2d):  # torch's own gradients are wrong for these
-            continue
-        for name, old in [*part.named_parameters(recurse=False)]:
-            values = torch.stack([old.detach(), torch.full_like(old, 1e30)], -1)[..., 0]
-            setattr(part, name, nn.Parameter(values, old.requires_grad))
-    return parameters(model)
-
-
 CHANGES = {
     'unchanged': parameters,
     'wrapped': wrapped,
     'tensors': tensors,
     'dropout of its own mode': in_modes_of_their_own,
-    'strided': strided,
     'pruned': each_part(lambda part: prune.l1_unstructured(part, 'weight', 0.5)),
     'hooked': each_part(lambda p: p.register_forward_hook(lambda module, inputs, out: 1.1 * out)),
     'hooked backward': each_part(lambda p: p.register_full_backward_hook(

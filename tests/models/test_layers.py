@@ -1,10 +1,14 @@
 """Landmarks, and the parts around the attentions that the contract tests do not see into."""
 
+import copy
+
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import NO_GPU, doubles
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_backbones import build as backbone
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mmlaplace.models import LaplacianAttention
@@ -12,9 +16,13 @@ from mmlaplace.models.layers import FFN, Landmarks, RMSNorm, RotaryEmbedding2D, 
 from mmlaplace.models.layers.build import build_map_norm, build_token_norm
 from mmlaplace.models.layers.position import _kept_table, resize_map
 from mmlaplace.models.layers.pseudo_inverse import pseudo_inverse
+from mmlaplace.models.layers.rep_norm import PRepBN
 from mmlaplace.models.layers.solvers import conjugate_gradient_inverse, svd_inverse
 from mmlaplace.models.layers.unit_vectors import unit_vectors
 from mmlaplace.ops import gaussian_kernel
+
+SOFTMAX = dict(type='SoftmaxAttention', embed_dims=8, num_heads=2, input_resolution=(3, 4))
+
 
 # ---- rotary positions
 
@@ -95,7 +103,7 @@ def test_maps_are_resized_in_fp32_and_keep_their_dtype(mode):
     x = torch.rand(1, 2, 4, 4)
     out = resize_map(x.half(), (3, 6), mode)
     assert out.dtype == torch.float16 and out.shape == (1, 2, 3, 6)
-    exact = torch.nn.functional.interpolate(x.half().float(), (3, 6), mode=mode)
+    exact = F.interpolate(x.half().float(), (3, 6), mode=mode)
     # One rounding to the half, of values below 2.
     torch.testing.assert_close(out.float(), exact, atol=1e-3, rtol=0)
 
@@ -126,8 +134,7 @@ def test_a_vector_without_a_direction_stays_zero_and_has_no_gradient():
 
 @pytest.mark.parametrize('norm_first', [True, False])
 def test_a_block_drops_both_of_its_branches_in_training_alone(norm_first):
-    softmax = dict(type='SoftmaxAttention', embed_dims=8, num_heads=2, input_resolution=(3, 4))
-    block = TransformerBlock(8, softmax, drop_path_rate=1 - 1e-9, norm_first=norm_first)
+    block = TransformerBlock(8, SOFTMAX, drop_path_rate=1 - 1e-9, norm_first=norm_first)
     x = torch.randn(2, 12, 8)
     left = x if norm_first else block.norm2(block.norm1(x))  # without the branches
     assert torch.equal(block.train()(x, (3, 4)), left)
@@ -153,6 +160,76 @@ OF_MAPS = [dict(type=torch.nn.InstanceNorm1d), dict(type=torch.nn.BatchNorm1d)]
 def test_norms_of_tokens_and_of_maps_are_refused_for_each_other(build, norm, said):
     with pytest.raises(ValueError, match=said):
         build(norm, 8)
+
+
+# ---- norms of SLAB, which change from LayerNorm to BatchNorm: what their count of forwards means
+
+
+def with_prepbn(with_cp, **options):
+    norm_cfg = dict(type='PRepBN', **options)
+    return TransformerBlock(8, SOFTMAX, norm_cfg=norm_cfg, with_cp=with_cp).double()
+
+
+def test_two_passes_before_a_backward_have_the_gradients_of_their_own_counts():
+    found = []
+    for with_cp in (False, True):
+        torch.manual_seed(0)
+        block = with_prepbn(with_cp, steps=3)
+        sum(block(x, (3, 4)).square().sum() for x in doubles(2, 2, 12, 8)).backward()
+        found.append([parameter.grad for parameter in block.parameters()])
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize('with_cp', [False, True])
+def test_a_norm_goes_from_layer_norm_to_batch_norm_and_tokens(with_cp):
+    block = with_prepbn(with_cp, steps=4, warmup=2)
+    norm, x = block.norm1, doubles(3, 12, 8).requires_grad_()
+    torch.nn.init.constant_(norm.alpha, 0.5)
+    got = []
+    norm.register_forward_hook(lambda module, inputs, out: got.append(out))
+    both = [F.batch_norm(x.flatten(0, 1), None, None, training=True).view_as(x) + x / 2,
+            F.layer_norm(x, (8,), eps=1e-6)]  # fmt: skip
+    for share in (0, 0, 0, 0.25, 0.5, 0.75, 1, 1):
+        block(x, (3, 4)).sum().backward()
+        for out in got:  # once, or again in the backward pass
+            torch.testing.assert_close(out, share * both[0] + (1 - share) * both[1])
+        got.clear()
+    assert norm.bn.num_batches_tracked == 8
+    norm.eval()
+    mean, variance = norm.bn.running_mean, norm.bn.running_var
+    expected = (x - mean) / (variance + 1e-5).sqrt() + x / 2
+    torch.testing.assert_close(norm(x), expected)
+    with pytest.raises(ValueError, match='got 0 and -1'):
+        PRepBN(8, steps=0, warmup=-1)
+
+
+@pytest.mark.parametrize('count', [0, 1, 375000])
+def test_a_norm_with_frozen_statistics_trains_as_it_is_tested(count):
+    norm_cfg = dict(type='PRepBN', steps=300000)
+    model = backbone('PVT', norm_cfg=norm_cfg, norm_eval=True)
+    norms = [module for module in model.modules() if isinstance(module, PRepBN)]
+    for norm in norms:
+        norm.forwards.fill_(count)
+        torch.nn.init.constant_(norm.layer_norm.weight, 2.0)
+        norm.bn.running_var.uniform_(0.5, 2)
+    images = torch.randn(2, 3, 64, 64)
+    outs = model.train()(images)
+    torch.testing.assert_close(outs, model.eval()(images))
+    sum(out.square().sum() for out in outs).backward()
+    # DistributedDataParallel waits for one of each.
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert {norm.forwards.item() for norm in norms} == {count}
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_a_norm_of_halves_counts_on(dtype):
+    # Where bf16 ends at 256, and fp16 at 2048.
+    norm = PRepBN(8, steps=300000)
+    norm.forwards.fill_(70001)
+    norm = copy.deepcopy(norm).to(dtype)
+    assert norm.bn.weight.dtype == dtype
+    norm(torch.randn(2, 5, 8, dtype=dtype))
+    assert norm.forwards.item() == 70002
 
 
 # ---- inverses that papers compare with the Newton iteration
@@ -248,7 +325,7 @@ def test_exact_landmarks_repeat_tokens_of_short_sides():
     x = torch.randn(2, 2, 3 * 9, 8)
     found = Landmarks(49, exact=True)(x, (3, 9))
     assert found.shape == (2, 2, 49, 8)
-    by_hand = torch.nn.functional.adaptive_avg_pool2d(x.flatten(0, 1).mT.unflatten(2, (3, 9)), 7)
+    by_hand = F.adaptive_avg_pool2d(x.flatten(0, 1).mT.unflatten(2, (3, 9)), 7)
     # Sums of up to nine tokens in another order.
     torch.testing.assert_close(found, by_hand.flatten(2).mT.unflatten(0, (2, 2)))
 
@@ -267,8 +344,6 @@ def test_methods_take_what_their_names_say():
     assert first[0, 0, :, 0].tolist() == [0, 1, 2, 3]
     average = made(pool_ratio=3)(x, (6, 6))
     assert average[0, 0, :, 0].tolist() == [7, 10, 25, 28]
-    border = torch.arange(5.0).view(1, 1, 5, 1)  # averages of what is there
-    assert made(pool_ratio=2)(border, (1, 5)).flatten().tolist() == [0.5, 2.5, 4.0]
     random = made(method='random', num_landmarks=4)
     assert torch.equal(random(x, (6, 6)), random(x, (6, 6)))  # to evaluate is to repeat
     picks = random.train()(x, (6, 6))[0]

@@ -148,8 +148,6 @@ def test_drop_rate_reaches_every_ffn_and_position(name):
             assert {m.p for m in block.ffn.modules() if isinstance(m, nn.Dropout)} == {0.25}
             assert not block.drop_path.drop_prob
     assert all(stage['position'].drop.p == 0.25 for stage in backbone.stages if 'position' in stage)
-    assert not torch.equal(backbone.train()(IMAGES)[-1], backbone(IMAGES)[-1])
-    assert torch.equal(backbone.eval()(IMAGES)[-1], backbone(IMAGES)[-1])
 
 
 def has_projection(cfg):
