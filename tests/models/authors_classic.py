@@ -5,11 +5,6 @@ import math
 import torch
 
 
-def linear(value, hw_shape):
-    """The weight or bias of a convolution 1 x 1 as that of a linear."""
-    return value.flatten(1) if value.dim() == 4 else value
-
-
 def map_of(count, hw_shape):
     """The map of ``count`` tokens: the file's, a square, or a row."""
     if hw_shape[0] * hw_shape[1] == count:
@@ -32,10 +27,6 @@ def positions(value, hw_shape):
 def sums(value, hw_shape):
     """``(N, m)`` to ``(1, m, H, W)``."""
     return value.mT[None].unflatten(2, map_of(len(value), hw_shape))
-
-
-def temperatures(value, hw_shape):
-    return value.flatten(0, 1)
 
 
 def separate(q, k, v):
@@ -107,15 +98,13 @@ FLOW = dict(type='FlowAttention', names={
     **separate('query_projection.', 'key_projection.', 'value_projection.'),
     'out_projection.': 'proj.'})  # fmt: skip
 PERFORMER = dict(type='PerformerAttention', settings={'in:nb_features': 'num_features'})
-TAYLOR = dict(type='TaylorShiftAttention', told='a b c',
-              names={'temperature': ('temperature', temperatures)})  # fmt: skip
+TAYLOR = dict(type='TaylorShiftAttention', told='a b c')
 AUTHORS = {
     'linear_transformer': dict(type='LinearAttention'),
     'efficient_attention': dict(
         type='EfficientLinearAttention', options=efficient,
         told='in_channels key_channels value_channels',
-        names={**{f'{name}.': ('qkv.', linear) for name in ('queries', 'keys', 'values')},
-               'reprojection.': ('proj.', linear)}),
+        names={**separate('queries.', 'keys.', 'values.'), 'reprojection.': 'proj.'}),
     'performer': PERFORMER,
     'performer_relu': dict(PERFORMER, options=dict(features='relu')),
     'linformer': dict(

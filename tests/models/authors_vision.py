@@ -1,7 +1,6 @@
 """How the files of the authors' vision attentions become ours, see test_authors_attentions.py."""
 
 import torch
-from authors_classic import linear
 from torchvision.models.convnext import LayerNorm2d
 
 from mmlaplace.models import MHLAAttention
@@ -14,20 +13,11 @@ from mmlaplace.models.backbones.soft import ATTENTION as SOFT_NAMES
 from mmlaplace.models.backbones.vit3 import TTT
 
 
-def first(value, hw_shape):
-    return value[0]
-
-
-def flat(value, hw_shape):
-    return value.flatten()
-
-
 def with_open_gate(value, hw_shape):
     """The linear of queries, keys and values, and a gate whose SiLU is 1."""
     channels = len(value) // 3
-    if value.dim() == 1:
-        return torch.cat([value, torch.full((channels,), 1.2784645427610738)])
-    return torch.cat([value, torch.zeros(channels, channels)])
+    gate = torch.full((channels,), 1.2784645427610738)
+    return torch.cat([value, gate if value.dim() == 1 else torch.zeros(channels, channels)])
 
 
 def agent(golden):
@@ -96,7 +86,7 @@ def inline_kernel(value):
 # converged.
 SOFT = dict(type='SOFTAttention', names=SOFT_NAMES, gradient=2e-2,
             settings={'in:ratio': 'pool_ratio', 'in:conv_size': 'lepe_kernel'})  # fmt: skip
-GATED = {'qkvo.': ('qkv.', linear), 'lepe.': 'lepe.conv.', 'proj.': ('proj.', linear)}
+GATED = {'qkvo.': 'qkv.', 'lepe.': 'lepe.conv.'}
 AUTHORS = {
     'flatten': dict(type='FLattenAttention', settings={'in:kernel_size': 'lepe_kernel'},
                     names=FLATTEN),
@@ -111,8 +101,8 @@ AUTHORS = {
     'litemla': dict(
         type='LiteMLA', options=litemla,
         told='in_channels out_channels dim head_dim heads_ratio scales norm use_bias kernel_func',
-        names={'qkv.conv.': ('qkv.', linear), 'qkv.norm.': 'qkv_norm.', 'aggreg.': 'aggregations.',
-               'proj.conv.': ('proj.', linear), 'proj.norm.': 'norm.'}),
+        names={'qkv.conv.': 'qkv.', 'qkv.norm.': 'qkv_norm.', 'aggreg.': 'aggregations.',
+               'proj.conv.': 'proj.', 'proj.norm.': 'norm.'}),
     'rala': dict(type='RALAAttention', names=GATED),
     'mala': dict(type='MALAAttention', names=GATED),
     'nala': dict(
@@ -126,8 +116,8 @@ AUTHORS = {
     'pola_attention': dict(type='PolaAttention', names=POLA),
     'pola_pp': dict(
         type='PolaPPAttention',
-        names={'qkvg.': 'qkv.', 'lepe.': 'lepe.conv.', 's1': ('same_temperature', first),
-               's2': ('opposite_temperature', first)}),
+        names={'qkvg.': 'qkv.', 'lepe.': 'lepe.conv.', 's1': 'same_temperature',
+               's2': 'opposite_temperature'}),
     'mita': dict(type='MiTAAttention', settings={'in:pool_size': landmarks_of_a_square,
                                                  'in:kv_topk': 'topk', 'in:router_topk': 'routes'}),
     'mlla': dict(type='MLLAAttention', names={'qk.': 'qkv.', 'lepe.': 'lepe.conv.'}),
@@ -136,32 +126,30 @@ AUTHORS = {
         names={'w_g': 'score', 'to_query.': 'query.', 'to_key.': 'key.', 'Proj.': 'mixed_proj.',
                'final.': 'proj.'}),
     'mobilevitv2': dict(
-        type='SeparableAttention', settings={'in:patch': 'patch_size'}, names={
-            'qkv_proj.block.conv.': ('qkv.', linear), 'out_proj.block.conv.': ('proj.', linear)}),
+        type='SeparableAttention', settings={'in:patch': 'patch_size'},
+        names={'qkv_proj.block.conv.': 'qkv.', 'out_proj.block.conv.': 'proj.'}),
     'mhla': dict(
         type='MHLAAttention', options=mhla, told='window eps initial_mix', prepare=starts_as_theirs,
         names={'to_qkv.': 'qkv.', 'lepe.': 'lepe.conv.', 'to_out.0.': 'proj.',
-               'piece_attn.conv.weight': ('mixture', linear)}),
+               'piece_attn.conv.weight': 'mixture'}),
     'ttt': dict(type='TTTAttention', names=TTT),
     'circulant': dict(type='CirculantAttention', names=CIRCULANT),
     'l2vit': dict(type='L2ViTAttention'),
     'sana': dict(type='SANAAttention'),
     'psa': dict(
         type='PolarizedAttention', options=polarized,
-        names={'conv_q_right.': ('score.', linear), 'conv_v_right.': ('value.', linear),
-               'conv_up.': ('up.', linear), 'conv_up.1.': ('up.1.', flat),
-               'conv_q_left.': ('mean.', linear), 'conv_v_left.': ('token.', linear)}),
+        names={'conv_q_right.': 'score.', 'conv_v_right.': 'value.', 'conv_up.': 'up.',
+               'conv_q_left.': 'mean.', 'conv_v_left.': 'token.'}),
     'ecoformer': dict(
         type='EcoFormerAttention', options=dict(offset='own'),
         settings={'in:nbits': 'num_bits', 'in:m': 'num_anchors'},
-        names={'to_qk.': 'qkv.', 'to_v.': 'qkv.',
-               'fast_attention.ksh.A': 'directions', 'fast_attention.ksh.mvec': ('means', first),
-               'fast_attention.ksh.anchor': ('anchors', first)}),
+        names={'to_qk.': 'qkv.', 'to_v.': 'qkv.', 'fast_attention.ksh.A': 'directions',
+               'fast_attention.ksh.mvec': 'means', 'fast_attention.ksh.anchor': 'anchors'}),
     'favit': dict(
         type='FaViTAttention', options=dict(average='runs'), told='windowsize',
         names={'kv_g.': 'kv.', 'sr.': 'sr.projection.', 'norm.': 'sr.norm.',
                'local_conv_g.': 'lepe.conv.', 'kv_l.depth_conv.': 'near.conv.',
-               'kv_l.point_conv.': ('around.', linear), 'fcs.': 'window_in.',
+               'kv_l.point_conv.': 'around.', 'fcs.': 'window_in.',
                'single_heads.': 'window_kv.', 'local_convs.0.': 'window_lepe.0.conv.',
                'local_convs.1.': 'window_lepe.1.conv.'}),
 }  # fmt: skip

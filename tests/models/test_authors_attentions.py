@@ -10,7 +10,8 @@ that it starts with. A row has:
   shapes, which ``told`` lists;
 - ``names``: for the start of a parameter's name its start here where that differs, or a pair of
   that and a function of the value and (H, W), or None for an unused one. Parameters of one name
-  here are joined in the order of the table. Or a function of the content for all of these;
+  here are joined in the order of the table, and the axes are those of the parameter here: the
+  weight of a convolution 1 x 1 is one of a linear. Or a function of the content for all of these;
 - ``prepare``: a function of the attention and the file's content, such as to fix a random draw.
 """
 
@@ -93,6 +94,8 @@ def test_attention_gives_the_authors_output_and_gradient(name):
         options = {'qkv_bias': 'qkv.bias' in state, **options}
     sizes = dict(embed_dims=channels, num_heads=num_heads, input_resolution=hw_shape)
     attention = cls(**{**sizes, **options}).eval()
+    shapes = {name: value.shape for name, value in attention.state_dict().items()}
+    state = {name: value.reshape(shapes.get(name, -1)) for name, value in state.items()}
     missing, unexpected = attention.load_state_dict(state, strict=False)
     # A file of queries, keys and values is of the mixing rule alone.
     missing = [name for name in missing if not (as_heads and name.startswith(AROUND))]

@@ -18,7 +18,6 @@ from mmlaplace.models.layers.position import _kept_table, resize_map
 from mmlaplace.models.layers.pseudo_inverse import pseudo_inverse
 from mmlaplace.models.layers.rep_norm import PRepBN
 from mmlaplace.models.layers.solvers import conjugate_gradient_inverse, svd_inverse
-from mmlaplace.models.layers.unit_vectors import unit_vectors
 from mmlaplace.ops import gaussian_kernel
 
 SOFTMAX = dict(type='SoftmaxAttention', embed_dims=8, num_heads=2, input_resolution=(3, 4))
@@ -116,20 +115,6 @@ def test_the_norm_of_large_halves_is_that_of_fp32_rounded_once():
     exact = norm(x.half().float())
     # Half a unit in the last place of fp16.
     torch.testing.assert_close(norm.half()(x.half()).float(), exact, rtol=2**-11, atol=1e-6)
-
-
-def test_a_vector_without_a_direction_stays_zero_and_has_no_gradient():
-    x = torch.randn(2, 5, 8)
-    x[0, 1], x[1, 2] = 0, 1e-9
-    x.requires_grad_()
-    unit = unit_vectors(x)
-    (grad,) = torch.autograd.grad(unit, x, torch.randn_like(x))
-    short = x.detach().norm(dim=-1) < 1e-6
-    assert short.sum() == 2
-    assert (unit[short] == 0).all() and (grad[short] == 0).all()
-    # Roundings of fp32.
-    torch.testing.assert_close(unit[~short].norm(dim=-1), torch.ones(8), atol=1e-6, rtol=0)
-    torch.testing.assert_close(unit_vectors(x.mT, dim=1), unit.mT)
 
 
 @pytest.mark.parametrize('norm_first', [True, False])
