@@ -29,10 +29,6 @@ def sums(value, hw_shape):
     return value.mT[None].unflatten(2, map_of(len(value), hw_shape))
 
 
-def separate(q, k, v):
-    return {q: 'qkv.', k: 'qkv.', v: 'qkv.'}
-
-
 def rows(golden, name):
     return len(golden[f'param:{name}.weight'])
 
@@ -78,8 +74,7 @@ def halves(count):
 
 def cosformer(golden):
     """Theirs has a last linear even where it does not use it."""
-    used = golden.get('in:has_outproj', True)
-    return {**separate('q_proj.', 'k_proj.', 'v_proj.'), 'out_proj.': 'proj.' if used else None}
+    return {'out_proj.': 'proj.' if golden.get('in:has_outproj', True) else None}
 
 
 def draws_as_theirs(attention, golden):
@@ -93,25 +88,20 @@ def turns_as_theirs(attention, golden):
 
 
 START = {'original': dict(newton_start_per='batch'), 'exact': dict(newton_start_per='matrix')}
-NEWTON = {'in:n_iter': 'num_iters', 'in:init_option': START.get}
-FLOW = dict(type='FlowAttention', names={
-    **separate('query_projection.', 'key_projection.', 'value_projection.'),
-    'out_projection.': 'proj.'})  # fmt: skip
+NEWTON = {'in:init_option': START.get}
 PERFORMER = dict(type='PerformerAttention', settings={'in:nb_features': 'num_features'})
 TAYLOR = dict(type='TaylorShiftAttention', told='a b c')
 AUTHORS = {
     'linear_transformer': dict(type='LinearAttention'),
     'efficient_attention': dict(
         type='EfficientLinearAttention', options=efficient,
-        told='in_channels key_channels value_channels',
-        names={**separate('queries.', 'keys.', 'values.'), 'reprojection.': 'proj.'}),
+        told='in_channels key_channels value_channels'),
     'performer': PERFORMER,
     'performer_relu': dict(PERFORMER, options=dict(features='relu')),
     'linformer': dict(
         type='LinformerAttention', options=linformer,
         told='dim k seq_len one_kv_head share_kv dim_head',
-        names={**separate('to_q.', 'to_k.', 'to_v.'), 'to_out.': 'proj.',
-               'proj_k': ('key_sums', sums), 'proj_v': ('value_sums', sums)}),
+        names={'proj_k': ('key_sums', sums), 'proj_v': ('value_sums', sums)}),
     'nystromformer': dict(type='NystromformerAttention', options=nystromformer, settings=NEWTON,
                           told='conv_kernel_size'),
     'nystromformer_t2t': dict(
@@ -120,12 +110,12 @@ AUTHORS = {
         settings={**NEWTON, 'in:in_dim': 'out_dims', 'in:kernel_size': 'conv_kernel_size'}),
     'cosformer': dict(type='CosformerAttention', options=dict(positions='flattened'),
                       settings={'in:has_outproj': 'proj'}, names=cosformer),
-    'hydra': dict(type='HydraAttention', names={'out.': 'proj.'}),
+    'hydra': dict(type='HydraAttention'),
     'skyformer': dict(
         type='SkyformerAttention',
         options=dict(bandwidth=32**0.25, landmark_method='random', newton_start_per='batch'),
-        settings={'in:nb_features': halves, 'in:n_iter': 'num_iters'},
-        told='sketching_matrix random_sign', prepare=draws_as_theirs),
+        settings={'in:nb_features': halves}, told='sketching_matrix random_sign',
+        prepare=draws_as_theirs),
     'skyformer_kernelized': dict(type='KernelAttention'),
     'hedgehog': dict(type='HedgehogAttention', options=hedgehog,
                      names={'feature_map_q.mlp.layer': 'query_map.weight',
@@ -142,11 +132,8 @@ AUTHORS = {
         type='ReformerAttention', options=dict(form='chunks'), prepare=turns_as_theirs,
         settings={'in:n_hashes': 'num_hashes', 'in:allow_duplicate_attention': 'duplicates'},
         told='rotations dim attend_across_buckets causal rehash_each_round '
-             'random_rotations_per_head',
-        names={'toqk.': 'qkv.', 'tov.': 'qkv.', 'to_out.': 'proj.'}),
-    'slab': dict(type='SLABAttention', options=slab, settings={'in:kernel_size': 'lepe_kernel'},
-                 names={'positional_encoding': ('key_positions', positions), 'q.': 'qkv.',
-                        'dwc.': 'lepe.conv.'}),
-    'flow': FLOW,
-    'flowformer': FLOW,
+             'random_rotations_per_head'),
+    'slab': dict(type='SLABAttention', options=slab, names={
+        'positional_encoding': ('key_positions', positions), 'q.': 'qkv.', 'dwc.': 'lepe.conv.'}),
+    'flow': dict(type='FlowAttention'),
 }  # fmt: skip

@@ -86,52 +86,40 @@ def inline_kernel(value):
 # converged.
 SOFT = dict(type='SOFTAttention', names=SOFT_NAMES, gradient=2e-2,
             settings={'in:ratio': 'pool_ratio', 'in:conv_size': 'lepe_kernel'})  # fmt: skip
-GATED = {'qkvo.': 'qkv.', 'lepe.': 'lepe.conv.'}
 AUTHORS = {
-    'flatten': dict(type='FLattenAttention', settings={'in:kernel_size': 'lepe_kernel'},
-                    names=FLATTEN),
+    'flatten': dict(type='FLattenAttention', names=FLATTEN),
     'agent': dict(
         type='AgentAttention', options=agent, told='agent_num num_patches window_size scale',
-        settings={'in:agent_shape': 'agent_shape', 'in:downstream_agent_shape': 'agent_shape',
-                  'in:kernel_size': 'lepe_kernel'},
-        names=AGENT),
+        settings={'in:downstream_agent_shape': 'agent_shape'}, names=AGENT),
     'xca': dict(type='XCAttention'),
     'inline': dict(type='InLineAttention', options=linears_of, names=INLINE,
                    settings={'in:kernel_func': inline_kernel}),
     'litemla': dict(
         type='LiteMLA', options=litemla,
         told='in_channels out_channels dim head_dim heads_ratio scales norm use_bias kernel_func',
-        names={'qkv.conv.': 'qkv.', 'qkv.norm.': 'qkv_norm.', 'aggreg.': 'aggregations.',
-               'proj.conv.': 'proj.', 'proj.norm.': 'norm.'}),
-    'rala': dict(type='RALAAttention', names=GATED),
-    'mala': dict(type='MALAAttention', names=GATED),
-    'nala': dict(
-        type='NaLaAttention',
-        names={'qkvg.': 'qkv.', 'lepe.': 'lepe.conv.', 'out_proj.': 'proj.', 'ln.': 'norm.'}),
+        names={'qkv.norm.': 'qkv_norm.', 'aggreg.': 'aggregations.', 'proj.norm.': 'norm.'}),
+    'rala': dict(type='RALAAttention'),
+    'mala': dict(type='MALAAttention'),
+    'nala': dict(type='NaLaAttention', names={'ln.': 'norm.'}),
     'nala_cosine': dict(
         type='NaLaAttention', options=dict(directions='cosine', rope=False, lepe_kernel=0),
-        names={'qkv.': ('qkv.', with_open_gate), 'out_proj.': 'proj.', 'ln.': 'norm.'}),
+        names={'qkv.': ('qkv.', with_open_gate), 'ln.': 'norm.'}),
     'soft_attention': dict(SOFT, options=dict(normalized=False)),
     'softpp_attention': dict(SOFT, options=dict(newton_start_per='batch')),
     'pola_attention': dict(type='PolaAttention', names=POLA),
-    'pola_pp': dict(
-        type='PolaPPAttention',
-        names={'qkvg.': 'qkv.', 'lepe.': 'lepe.conv.', 's1': 'same_temperature',
-               's2': 'opposite_temperature'}),
+    'pola_pp': dict(type='PolaPPAttention',
+                    names={'s1': 'same_temperature', 's2': 'opposite_temperature'}),
     'mita': dict(type='MiTAAttention', settings={'in:pool_size': landmarks_of_a_square,
                                                  'in:kv_topk': 'topk', 'in:router_topk': 'routes'}),
-    'mlla': dict(type='MLLAAttention', names={'qk.': 'qkv.', 'lepe.': 'lepe.conv.'}),
+    'mlla': dict(type='MLLAAttention'),
     'swiftformer': dict(
         type='AdditiveAttention', options=additive, told='in_dims token_dim',
         names={'w_g': 'score', 'to_query.': 'query.', 'to_key.': 'key.', 'Proj.': 'mixed_proj.',
                'final.': 'proj.'}),
-    'mobilevitv2': dict(
-        type='SeparableAttention', settings={'in:patch': 'patch_size'},
-        names={'qkv_proj.block.conv.': 'qkv.', 'out_proj.block.conv.': 'proj.'}),
+    'mobilevitv2': dict(type='SeparableAttention', settings={'in:patch': 'patch_size'}),
     'mhla': dict(
         type='MHLAAttention', options=mhla, told='window eps initial_mix', prepare=starts_as_theirs,
-        names={'to_qkv.': 'qkv.', 'lepe.': 'lepe.conv.', 'to_out.0.': 'proj.',
-               'piece_attn.conv.weight': 'mixture'}),
+        names={'piece_attn.conv.weight': 'mixture'}),
     'ttt': dict(type='TTTAttention', names=TTT),
     'circulant': dict(type='CirculantAttention', names=CIRCULANT),
     'l2vit': dict(type='L2ViTAttention'),
@@ -143,7 +131,7 @@ AUTHORS = {
     'ecoformer': dict(
         type='EcoFormerAttention', options=dict(offset='own'),
         settings={'in:nbits': 'num_bits', 'in:m': 'num_anchors'},
-        names={'to_qk.': 'qkv.', 'to_v.': 'qkv.', 'fast_attention.ksh.A': 'directions',
+        names={'fast_attention.ksh.A': 'directions',
                'fast_attention.ksh.mvec': 'means', 'fast_attention.ksh.anchor': 'anchors'}),
     'favit': dict(
         type='FaViTAttention', options=dict(average='runs'), told='windowsize',

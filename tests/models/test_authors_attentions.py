@@ -34,6 +34,16 @@ FORWARD, GRADIENT = 1e-5, 1e-4
 HEADS = ('in:num_heads', 'in:heads', 'in:head_count', 'in:num_head')
 COMMON = ('in:H', 'in:W', 'in:grad_y', *HEADS)
 AROUND = ('qkv.', 'kv.', 'proj.', 'lepe.', 'key_positions')
+# Settings of several authors, and their linears, in the order in which they are joined.
+SETTINGS = {'in:kernel_size': 'lepe_kernel', 'in:n_iter': 'num_iters'}
+LINEARS = {f'{name}.': 'qkv.' for name in (
+    'to_q', 'to_k', 'to_qk', 'to_v', 'toqk', 'tov', 'to_qkv', 'qkvg', 'qkvo', 'qk', 'qkv.conv',
+    'queries', 'keys', 'values', 'query_projection', 'key_projection', 'value_projection',
+    'q_proj', 'k_proj', 'v_proj', 'qkv_proj.block.conv',
+)} | {f'{name}.': 'proj.' for name in (
+    'out', 'out_proj', 'out_projection', 'to_out', 'to_out.0', 'proj.conv', 'out_proj.block.conv',
+    'reprojection',
+)}  # fmt: skip
 # In the code of all authors, the spatial reduction has these names.
 REDUCTION = {'sr.': 'sr.projection.', 'norm.': 'sr.norm.'}
 
@@ -51,7 +61,7 @@ def inputs_of(golden):
 
 def options_of(golden, row):
     """Our options from the settings of a file."""
-    settings, options = row.get('settings', {}), row.get('options', {})
+    settings, options = {**SETTINGS, **row.get('settings', {})}, row.get('options', {})
     options = dict(options(golden) if callable(options) else options)
     known = {f'in:{name}' for name in (*inputs_of(golden), *row.get('told', '').split())}
     for name in sorted({key for key in golden if key.startswith('in:')} - known - {*COMMON}):
@@ -64,7 +74,8 @@ def options_of(golden, row):
 
 def converted(golden, names, hw_shape):
     """The authors' parameters by our names."""
-    names = {'': '', **(names(golden) if callable(names) else names)}
+    own = names(golden) if callable(names) else names
+    names = {'': '', 'lepe.': 'lepe.conv.', **LINEARS, **own}
     if golden.get('in:sr_ratio', 1) > 1:
         names = {**REDUCTION, **names}
     keys = [key[len('param:') :] for key in golden if key.startswith('param:')]

@@ -48,8 +48,13 @@ def smallest(name):
     return min(zoo, key=lambda arch: sum(zoo[arch]['depths']) * max(zoo[arch]['embed_dims']))
 
 
+@pytest.fixture(params=BACKBONES)
+def name(request):
+    """A test that takes a name runs for every backbone."""
+    return request.param
+
+
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize('name', BACKBONES)
 @pytest.mark.parametrize('size', [(224, 224), (256, 309), (4, 4), (5, 70)])
 def test_maps_of_any_image_have_the_strides(name, size):
     size = tuple(max(side, strides(name)[0]) for side in size)
@@ -62,7 +67,6 @@ def test_maps_of_any_image_have_the_strides(name, size):
         assert out.isfinite().all()
 
 
-@pytest.mark.parametrize('name', BACKBONES)
 @pytest.mark.parametrize('out_indices', [(0, 1, 2, 3), (3,), (1, 2)])
 def test_every_parameter_gets_a_gradient(name, out_indices):
     out_indices = tuple(sorted({min(i, len(strides(name)) - 1) for i in out_indices}))
@@ -73,7 +77,6 @@ def test_every_parameter_gets_a_gradient(name, out_indices):
     assert [n for n, p in backbone.named_parameters() if p.grad is None] == []
 
 
-@pytest.mark.parametrize('name', BACKBONES)
 def test_checkpointing_computes_blocks_again_and_changes_nothing(name):
     plain, saving = build(name), build(name, with_cp=True)
     saving.load_state_dict(plain.state_dict())
@@ -88,7 +91,6 @@ def test_checkpointing_computes_blocks_again_and_changes_nothing(name):
     torch.testing.assert_close(*grads)
 
 
-@pytest.mark.parametrize('name', BACKBONES)
 @pytest.mark.parametrize('frozen_stages', [-1, 0, 2, 4])
 def test_frozen_stages_stay_frozen(name, frozen_stages):
     frozen_stages = min(frozen_stages, len(strides(name)))
@@ -102,7 +104,6 @@ def test_frozen_stages_stay_frozen(name, frozen_stages):
         assert parameter.requires_grad != frozen, parameter_name
 
 
-@pytest.mark.parametrize('name', BACKBONES)
 def test_attentions_start_for_the_maps_that_training_images_have(name):
     backbone = build(name, img_size=(70, 91)).eval()  # no stride divides these
     maps = [tuple(out.shape[2:]) for out in backbone(torch.randn(1, 3, 70, 91))]
@@ -135,7 +136,6 @@ def test_checkpoint_round_trip_at_another_resolution(name, attn_cfg, tmp_path):
     torch.testing.assert_close(loaded(images), trained(images))
 
 
-@pytest.mark.parametrize('name', BACKBONES)
 def test_layer_depths_rise_from_stem_to_end(name):
     backbone, depths = build(name, out_norms=True), {}
     for n, _ in backbone.named_parameters():
@@ -154,7 +154,6 @@ def test_layer_depths_rise_from_stem_to_end(name):
         assert of(f'stages.{i}.blocks.0.') == {end - len(backbone.stages[i]['blocks']) + 1}
 
 
-@pytest.mark.parametrize('name', BACKBONES)
 def test_drop_path_rises_to_its_rate_and_only_trains(name):
     arch = dict(small(name), depths=(2,) * len(strides(name)))
     backbone = build(name, arch, drop_path_rate=0.4)
@@ -191,7 +190,6 @@ def test_a_graph_of_any_size_refuses_positions_that_are_resized_by_a_factor():
         resize_longer(torch.randn(1, 8, 5, 5), (side, side))
 
 
-@pytest.mark.parametrize('name', BACKBONES)
 def test_images_that_are_too_small_or_no_batch_are_quoted(name):
     backbone, side = build(name), strides(name)[0]
     for shape in ((1, 3, 3, 64), (1, 3, 64, 1)):
@@ -208,7 +206,6 @@ def test_small_images_take_smaller_strides():
     assert [tuple(x.shape[2:]) for x in maps] == [(14, 15), (7, 8), (4, 4), (2, 2)]
 
 
-@pytest.mark.parametrize('name', BACKBONES)
 def test_sizes_have_their_parameters_and_heads(name):
     sizes = yaml.safe_load((ROOT / 'tests/data/backbone_sizes.yml').read_text())[name]
     assert set(sizes) == set(MODELS.get(name).arch_zoo)

@@ -13,6 +13,7 @@ BAD = {
     'BasedAttention': dict(form='exact'), 'CastlingAttention': dict(conv_kernel_size=-3),
     'CirculantAttention': dict(weights_per='token'), 'CosformerAttention': dict(positions='rows'),
     'CrossShapedAttention': dict(stripe_width=1.5), 'ELFATTAttention': dict(window_size=0),
+    'WindowAttention': dict(window_size=7.5),
     'EcoFormerAttention': dict(offset='none', num_bits=0),
     'EfficientLinearAttention': dict(key_dims=9, value_dims=0),
     'FaViTAttention': dict(average='all', sr_ratio=0),
@@ -26,7 +27,7 @@ BAD = {
     'LiteMLA': dict(scales=(4,), head_dims=0, out_dims=2.0),
     'MHLAAttention': dict(transform='sine', normalizer='code', grid=0, exp_sigma=0.0),
     'MiTAAttention': dict(num_landmarks=24, topk=0, routes=1.5),
-    'NaLaAttention': dict(directions='sines'),
+    'NaLaAttention': dict(directions='sines'), 'SeparableAttention': dict(patch_size=1.5),
     'NeighborhoodAttention': dict(kernel_size=4, dilation=0, backend='cuda'),
     'NystromformerAttention': dict(
         landmark_method='conv', num_landmarks=0, num_iters=0, conv_kernel_size=4,
@@ -38,14 +39,12 @@ BAD = {
     'ReformerAttention': dict(bucket_size=0, num_hashes=1.5, form='direct'),
     'SOFTAttention': dict(landmark_method='strided', newton_start_per='image', num_iters=0,
                           ridge=-1.0, solver='lu'),
-    'SeparableAttention': dict(patch_size=1.5),
     'SkyformerAttention': dict(landmark_method='runs', bandwidth=0.0, num_landmarks=0,
                                accumulation=0),
-    'ScaledCosineAttention': dict(sr_ratio=2.0, rope_form='full', lepe_kernel=-1),
+    'LinearAttention': dict(sr_ratio=2.0, rope_form='full', lepe_kernel=-1),
     'SoftmaxAttention': dict(sr_ratio=0, qkv='kv', lepe_filters='heads', pool_size=-7,
                              rope_on='values', second_lepe_kernel=4),
     'TTTAttention': dict(inner_lr=-0.5), 'TaylorShiftAttention': dict(form='exact'),
-    'WindowAttention': dict(window_size=7.5),
 }  # fmt: skip
 
 
