@@ -35,9 +35,10 @@ def _small_blocks(monkeypatch):
     monkeypatch.setattr(gelu_ffn, 'BLOCK_BYTES', 1)
 
 
-def ffn_pair(change, which=0, act_cfg=GELU):
+def ffn_pair(*changes, which=0, act_cfg=GELU):
     ffn = FFN(C, 2, act_cfg=act_cfg)
-    change(ffn.layers[which])
+    for change in changes:
+        change(ffn.layers[which])
     return lambda x: ffn(x, (7, 1)), PlainFFN(ffn)
 
 
@@ -72,10 +73,6 @@ def assert_alike(ours, plain, x):
         torch.testing.assert_close(*pair, equal_nan=True, **close)
 
 
-def unchanged(layer):
-    """The layer stays as it is."""
-
-
 normal = torch.randn
 DTYPES = (torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool, torch.complex64)
 INPUTS = {
@@ -91,7 +88,7 @@ INPUTS = {
 
 @pytest.mark.parametrize('make', INPUTS.values(), ids=INPUTS)
 def test_any_input(make):
-    assert_alike(*ffn_pair(unchanged), make())
+    assert_alike(*ffn_pair(), make())
 
 
 def setting(**of_sizes):
@@ -111,7 +108,6 @@ CHANGES = {
     'bf16 bias': setting(bias=lambda out, _: normal(out).bfloat16()),
     'no bias': lambda layer: setattr(layer, 'bias', None),
     'one bias for all': setting(bias=lambda *_: normal(1)),
-    'bias with two axes': setting(bias=lambda out, _: normal(1, out)),
     'too short a bias': setting(bias=lambda out, _: normal(out - 1)),
     'too narrow a weight': setting(weight=lambda out, channels: normal(out, channels - 3)),
     'weight with one axis': setting(weight=lambda _, channels: normal(channels)),
@@ -122,7 +118,7 @@ CHANGES = {
 @pytest.mark.parametrize(('which', 'act_cfg'), [(0, GELU), (3, TANH)])
 @pytest.mark.parametrize('change', CHANGES.values(), ids=CHANGES)
 def test_any_weights(which, act_cfg, change):
-    ours, plain = ffn_pair(change, which, act_cfg)
+    ours, plain = ffn_pair(change, which=which, act_cfg=act_cfg)
     assert_alike(ours, plain, normal(2, 70, C))
     assert_alike(ours, plain, normal(140, C).bfloat16())
 
@@ -141,7 +137,7 @@ def test_a_change_of_weights_holds_for_the_next_forward():
 @pytest.mark.parametrize('kept', [0, 1 << 40], ids=['computed again', 'kept'])
 def test_derivatives_under_autocast_are_as_close_as_torchs_own(monkeypatch, act_cfg, kept):
     monkeypatch.setattr(gelu_ffn, 'LARGE_BYTES', kept)
-    ours, plain = ffn_pair(unchanged, act_cfg=act_cfg)
+    ours, plain = ffn_pair(act_cfg=act_cfg)
     exact = copy.deepcopy(plain).double()
     upstream, x = normal(1, 500, C), normal(1, 500, C)
 

@@ -1,13 +1,12 @@
-"""SOFT and SOFT++: the linear-time form is the N x N formula, the norm is bounded, class tokens."""
+"""SOFT and SOFT++: the linear-time form is the N x N formula, and options of their hosts."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import doubles, make_attention, split_heads
-from test_backbones import SMALL
 from test_backbones import build as build_backbone
 
-from mmlaplace.models import SOFT, SOFTPlusPlus
+from mmlaplace.models import SOFT
 from mmlaplace.models.layers import ConvPatchEmbed, DropPath, OverlapPatchEmbed, PatchEmbed
 
 HW = (6, 8)
@@ -57,18 +56,6 @@ def test_linear_time_form_equals_the_dense_formula(options, normalized, solver):
     attention = build(0.5, normalized=normalized, solver=solver, **common, **options)
     x = doubles(2, 48 + attention.num_prefix_tokens, 16)
     torch.testing.assert_close(attention(x, HW), dense(attention, x), **CLOSE)
-
-
-@pytest.mark.parametrize(('kwargs', 'message'), [
-    (dict(out_type='cls_token'), r'out_indices=\(3,\), .* got out_indices=\(0, 1, 2, 3\)'),
-    (dict(out_type='cls_token', with_cls_token=False, out_indices=(3,)), 'needs a class token'),
-    (dict(attn_cfg=[None, None, None, dict(rope=True)]), r'num_prefix_tokens=1 .*rope=.*\(True\)'),
-    (dict(attn_cfg=dict(type='PolaAttention')), "got 'PolaAttention'"),
-])  # fmt: skip
-def test_class_token_where_there_is_none_is_explained(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        SOFTPlusPlus(SMALL, img_size=64, **kwargs)
-    SOFTPlusPlus(SMALL, img_size=64, attn_cfg=dict(type='PolaAttention'), with_cls_token=False)
 
 
 @pytest.mark.parametrize('name', ['SOFT', 'LaplacianFormer'])
