@@ -12,12 +12,12 @@ from mmlaplace.models import BaseAttention, QKVAttention, SOFTAttention
 from mmlaplace.models.pyramid import arch
 
 FOUR = arch((16, 32, 48, 64), (1, 1, 2, 1), (1, 2, 3, 4), (2, 2, 2, 2))
-SOFTMAX = dict(type='SoftmaxAttention')
+LAP, SOFTMAX = 'LaplacianFormer', dict(type='SoftmaxAttention')
 
 
-def options(backbone_type, attn_cfg, *names, **kwargs):
+def options(backbone_type, attn_cfg, *names):
     """Of the attention of each stage: its class and the values of some options."""
-    cfg = dict(type=backbone_type, arch=FOUR, img_size=64, attn_cfg=attn_cfg, **kwargs)
+    cfg = dict(type=backbone_type, arch=FOUR, img_size=64, attn_cfg=attn_cfg)
     found = []
     for stage in MODELS.build(cfg).stages:
         attention = stage['blocks'][0].attn
@@ -27,9 +27,6 @@ def options(backbone_type, attn_cfg, *names, **kwargs):
         kind = type(inner).__name__.replace('Attention', '')
         found.append((kind, *(of[0] if of else None for of in values)))
     return found
-
-
-LAP = 'LaplacianFormer'
 
 
 @pytest.mark.parametrize(('backbone', 'attn_cfg', 'names', 'expected'), [

@@ -107,7 +107,6 @@ CHANGES = {
     'meta': lambda layer: layer.to('meta'),
     'bf16 bias': setting(bias=lambda out, _: normal(out).bfloat16()),
     'no bias': lambda layer: setattr(layer, 'bias', None),
-    'one bias for all': setting(bias=lambda *_: normal(1)),
     'too short a bias': setting(bias=lambda out, _: normal(out - 1)),
     'too narrow a weight': setting(weight=lambda out, channels: normal(out, channels - 3)),
     'weight with one axis': setting(weight=lambda _, channels: normal(channels)),

@@ -35,11 +35,8 @@ XCIT = dict(type='XCiTBackbone', out_type='cls_token', arch=arch((24,), (2,), (3
 DINOV2 = dict(type='DINOv2', out_type='cls_token', img_size=84, arch=arch((12,), (2,), (3,)))
 VIT = dict(type='ViT', patch_size=8, img_size=64, arch=arch((24,), (2,), (3,)))
 DEIT = dict(VIT, out_type='cls_token')
-CONVOLVED_VIT = dict(
-    VIT, with_cls_token=False, cpe_kernel=3, img_size=48, arch=arch((16,), (2,), (2,))
-)
-FLATTEN = dict(type='FLattenAttention')
-AGENTS = (4, 4, 9, 4)
+CPE_VIT = dict(VIT, with_cls_token=False, cpe_kernel=3, img_size=48, arch=arch((16,), (2,), (2,)))
+FLATTEN, AGENTS = dict(type='FLattenAttention'), (4, 4, 9, 4)
 MODEL_CONFIGS = {
     'agent_deit_small': dict(
         DEIT, arch=arch((24,), (3,), (3,)),
@@ -59,8 +56,8 @@ MODEL_CONFIGS = {
     'inline_pvt_small': dict(PVT, attn_cfg=dict(type='InLineAttention', qkv='q_kv')),
     'inline_swin_small': dict(SWIN, arch=SHORT_SWIN, attn_cfg=inline_windows(24, 3, 1)),
     'mlla_small': dict(type='MLLA', img_size=64, arch=dict(SHORT_SWIN, ffn_ratios=(2,) * 4)),
-    'vit3_small': dict(CONVOLVED_VIT, attn_cfg=dict(type='TTTAttention')),
-    'circulant_deit_small': dict(CONVOLVED_VIT, attn_cfg=dict(type='CirculantAttention')),
+    'vit3_small': dict(CPE_VIT, attn_cfg=dict(type='TTTAttention')),
+    'circulant_deit_small': dict(CPE_VIT, attn_cfg=dict(type='CirculantAttention')),
     'h_vit3_small': dict(type='HViT3', img_size=64, out_norms=dict(type='BN'),
                          arch=arch((8, 8, 16, 16), ONE, TWO, (2,) * 4)),
     'mavit_small': dict(type='MAViT', **GATED),

@@ -12,8 +12,7 @@ from test_backbones import build as backbone_of
 from torch.autograd import gradgradcheck
 from torch.func import functional_call, grad, vmap
 
-HW = (4, 5)
-SMALL = (2, 3)
+HW, SMALL = (4, 5), (2, 3)
 OF_FUSED_SOFTMAX = {
     f'{name}Attention' for name in (
         'CrossShaped', 'ELFATT', 'FaViT', 'Linformer', 'MiTA', 'Nystromformer', 'Softmax')
