@@ -5,11 +5,6 @@ import math
 import torch
 
 
-def linear(value, hw_shape):
-    """The weight or bias of a convolution 1 x 1 as that of a linear."""
-    return value.flatten(1) if value.dim() == 4 else value
-
-
 def map_of(count, hw_shape):
     """The map of ``count`` tokens: the file's, a square, or a row."""
     if hw_shape[0] * hw_shape[1] == count:
@@ -32,14 +27,6 @@ def positions(value, hw_shape):
 def sums(value, hw_shape):
     """``(N, m)`` to ``(1, m, H, W)``."""
     return value.mT[None].unflatten(2, map_of(len(value), hw_shape))
-
-
-def temperatures(value, hw_shape):
-    return value.flatten(0, 1)
-
-
-def separate(q, k, v):
-    return {q: 'qkv.', k: 'qkv.', v: 'qkv.'}
 
 
 def rows(golden, name):
@@ -67,8 +54,7 @@ def nystromformer(golden):
 
 
 def castling(golden):
-    taps = golden['param:dconv.weight'].shape[2]
-    return dict(lepe_kernel=0, conv_kernel_size=taps)
+    return dict(lepe_kernel=0, conv_kernel_size=golden['param:dconv.weight'].shape[2])
 
 
 def hedgehog(golden):
@@ -88,8 +74,7 @@ def halves(count):
 
 def cosformer(golden):
     """Theirs has a last linear even where it does not use it."""
-    used = golden.get('in:has_outproj', True)
-    return {**separate('q_proj.', 'k_proj.', 'v_proj.'), 'out_proj.': 'proj.' if used else None}
+    return {'out_proj.': 'proj.' if golden.get('in:has_outproj', True) else None}
 
 
 def draws_as_theirs(attention, golden):
@@ -103,88 +88,52 @@ def turns_as_theirs(attention, golden):
 
 
 START = {'original': dict(newton_start_per='batch'), 'exact': dict(newton_start_per='matrix')}
-FLOW = dict(
-    type='FlowAttention',
-    names={
-        **separate('query_projection.', 'key_projection.', 'value_projection.'),
-        'out_projection.': 'proj.',
-    },
-)  # fmt: skip
+NEWTON = {'in:init_option': START.get}
 PERFORMER = dict(type='PerformerAttention', settings={'in:nb_features': 'num_features'})
+TAYLOR = dict(type='TaylorShiftAttention', told='a b c')
 AUTHORS = {
     'linear_transformer': dict(type='LinearAttention'),
     'efficient_attention': dict(
         type='EfficientLinearAttention', options=efficient,
-        told='in_channels key_channels value_channels',
-        names={
-            'queries.': ('qkv.', linear), 'keys.': ('qkv.', linear), 'values.': ('qkv.', linear),
-            'reprojection.': ('proj.', linear),
-        },
-    ),
+        told='in_channels key_channels value_channels'),
     'performer': PERFORMER,
     'performer_relu': dict(PERFORMER, options=dict(features='relu')),
     'linformer': dict(
         type='LinformerAttention', options=linformer,
         told='dim k seq_len one_kv_head share_kv dim_head',
-        names={**separate('to_q.', 'to_k.', 'to_v.'), 'to_out.': 'proj.',
-               'proj_k': ('key_sums', sums), 'proj_v': ('value_sums', sums)},
-    ),
-    'nystromformer': dict(
-        type='NystromformerAttention', options=nystromformer, told='conv_kernel_size',
-        settings={'in:n_iter': 'num_iters', 'in:init_option': START.get},
-    ),
+        names={'proj_k': ('key_sums', sums), 'proj_v': ('value_sums', sums)}),
+    'nystromformer': dict(type='NystromformerAttention', options=nystromformer, settings=NEWTON,
+                          told='conv_kernel_size'),
     'nystromformer_t2t': dict(
-        type='NystromformerAttention',
+        type='NystromformerAttention', told='dim',
         options=dict(landmark_method='runs', lepe_kernel=0, value_shortcut=True),
-        settings={'in:in_dim': 'out_dims', 'in:kernel_size': 'conv_kernel_size',
-                  'in:n_iter': 'num_iters', 'in:init_option': START.get},
-        told='dim',
-    ),
-    'cosformer': dict(
-        type='CosformerAttention', options=dict(positions='flattened'),
-        settings={'in:has_outproj': 'proj'}, names=cosformer,
-    ),
-    'hydra': dict(type='HydraAttention', names={'out.': 'proj.'}),
+        settings={**NEWTON, 'in:in_dim': 'out_dims', 'in:kernel_size': 'conv_kernel_size'}),
+    'cosformer': dict(type='CosformerAttention', options=dict(positions='flattened'),
+                      settings={'in:has_outproj': 'proj'}, names=cosformer),
+    'hydra': dict(type='HydraAttention'),
     'skyformer': dict(
         type='SkyformerAttention',
         options=dict(bandwidth=32**0.25, landmark_method='random', newton_start_per='batch'),
-        settings={'in:nb_features': halves, 'in:n_iter': 'num_iters'},
-        told='sketching_matrix random_sign', prepare=draws_as_theirs,
-    ),
+        settings={'in:nb_features': halves}, told='sketching_matrix random_sign',
+        prepare=draws_as_theirs),
     'skyformer_kernelized': dict(type='KernelAttention'),
-    'hedgehog': dict(
-        type='HedgehogAttention', options=hedgehog,
-        names={'feature_map_q.mlp.layer': 'query_map.weight',
-               'feature_map_k.mlp.layer': 'key_map.weight'},
-    ),
+    'hedgehog': dict(type='HedgehogAttention', options=hedgehog,
+                     names={'feature_map_q.mlp.layer': 'query_map.weight',
+                            'feature_map_k.mlp.layer': 'key_map.weight'}),
     'hedgehog_fla': dict(
         type='HedgehogAttention', options=dict(form='joint'),
-        names={'feature_map_q.layer.': 'query_map.', 'feature_map_k.layer.': 'key_map.'},
-    ),
-    'castling': dict(
-        type='CastlingAttention', options=castling,
-        settings={'in:sparse_reg': 'sparse_softmax'}, told='res_kernel_size',
-        names={'dconv.': 'conv.'},
-    ),
-    'taylorshift': dict(
-        type='TaylorShiftAttention', options=dict(form='linear'), told='a b c',
-        names={'temperature': ('temperature', temperatures)},
-    ),
+        names={'feature_map_q.layer.': 'query_map.', 'feature_map_k.layer.': 'key_map.'}),
+    'castling': dict(type='CastlingAttention', options=castling, names={'dconv.': 'conv.'},
+                     settings={'in:sparse_reg': 'sparse_softmax'}, told='res_kernel_size'),
+    'taylorshift': dict(TAYLOR, options=dict(form='linear')),
+    'taylorshift_direct': dict(TAYLOR, options=dict(form='direct')),
     'based_taylor': dict(type='BasedAttention', options=dict(form='linear')),
     'reformer': dict(
-        type='ReformerAttention', options=dict(form='chunks'),
+        type='ReformerAttention', options=dict(form='chunks'), prepare=turns_as_theirs,
         settings={'in:n_hashes': 'num_hashes', 'in:allow_duplicate_attention': 'duplicates'},
         told='rotations dim attend_across_buckets causal rehash_each_round '
-             'random_rotations_per_head',
-        names={'toqk.': 'qkv.', 'tov.': 'qkv.', 'to_out.': 'proj.'},
-        prepare=turns_as_theirs,
-    ),
-    'slab': dict(
-        type='SLABAttention', options=slab, settings={'in:kernel_size': 'lepe_kernel'},
-        names={'positional_encoding': ('key_positions', positions), 'q.': 'qkv.',
-               'dwc.': 'lepe.conv.'},
-    ),
-    'flow': FLOW,
-    'flowformer': FLOW,
+             'random_rotations_per_head'),
+    'slab': dict(type='SLABAttention', options=slab, names={
+        'positional_encoding': ('key_positions', positions), 'q.': 'qkv.', 'dwc.': 'lepe.conv.'}),
+    'flow': dict(type='FlowAttention'),
 }  # fmt: skip
-AUTHORS['taylorshift_direct'] = dict(AUTHORS['taylorshift'], options=dict(form='direct'))

@@ -1,8 +1,7 @@
 """How the files of the authors' vision attentions become ours, see test_authors_attentions.py."""
 
 import torch
-import torch.nn.functional as F
-from authors_classic import linear
+from torchvision.models.convnext import LayerNorm2d
 
 from mmlaplace.models import MHLAAttention
 from mmlaplace.models.backbones.agent import AGENT
@@ -14,20 +13,11 @@ from mmlaplace.models.backbones.soft import ATTENTION as SOFT_NAMES
 from mmlaplace.models.backbones.vit3 import TTT
 
 
-def first(value, hw_shape):
-    return value[0]
-
-
-def flat(value, hw_shape):
-    return value.flatten()
-
-
 def with_open_gate(value, hw_shape):
     """The linear of queries, keys and values, and a gate whose SiLU is 1."""
     channels = len(value) // 3
-    if value.dim() == 1:
-        return torch.cat([value, torch.full((channels,), 1.2784645427610738)])
-    return torch.cat([value, torch.zeros(channels, channels)])
+    gate = torch.full((channels,), 1.2784645427610738)
+    return torch.cat([value, gate if value.dim() == 1 else torch.zeros(channels, channels)])
 
 
 def agent(golden):
@@ -37,19 +27,11 @@ def agent(golden):
     return dict(linears_of(golden), input_resolution=(height, width), num_landmarks=count)
 
 
-class NormOfChannels(torch.nn.LayerNorm):
-    """LayerNorm over the channels of a map."""
-
-    def forward(self, x):
-        normed = F.layer_norm(x.movedim(1, -1), self.normalized_shape, self.weight, self.bias)
-        return normed.movedim(-1, 1)
-
-
 def norm_of(golden, layer):
     if f'param:{layer}.norm.weight' not in golden:
         return dict(type=torch.nn.Identity)
-    by_batch = f'param:{layer}.norm.running_mean' in golden
-    return dict(type='BN') if by_batch else dict(type=NormOfChannels)
+    of_batch = f'param:{layer}.norm.running_mean' in golden
+    return dict(type='BN' if of_batch else LayerNorm2d)
 
 
 def litemla(golden):
@@ -77,11 +59,23 @@ def linears_of(golden):
 
 def starts_as_theirs(attention, golden):
     """A new MHLA starts from the mixture that theirs starts from."""
-    sizes = dict(embed_dims=attention.embed_dims, num_heads=1, input_resolution=(1, 1))
-    options = dict(grid=attention.grid, transform=golden['in:transform'].item())
-    options['exp_sigma'] = golden['in:exp_sigma'].item()
-    start = MHLAAttention(**sizes, **options).mixture
+    options = {name: golden[f'in:{name}'].item() for name in ('transform', 'exp_sigma')}
+    start = MHLAAttention(attention.embed_dims, 1, (1, 1), grid=attention.grid, **options).mixture
     torch.testing.assert_close(start, torch.from_numpy(golden['in:initial_mix']))
+
+
+def mhla(golden):
+    grid = int(golden['in:H'] // golden['in:window'])
+    return dict(grid=grid, normalizer='blocks', pre_norm=True)
+
+
+def polarized(golden):
+    layout = 'sequential' if 'param:conv_up.0.weight' in golden else 'parallel'
+    return dict(softmax_over='tokens', layout=layout)
+
+
+def landmarks_of_a_square(side):
+    return dict(num_landmarks=side**2)
 
 
 def inline_kernel(value):
@@ -90,102 +84,60 @@ def inline_kernel(value):
 
 # A Newton iteration that is unrolled and one whose gradient is implicit agree as far as it has
 # converged.
-SOFT = dict(
-    type='SOFTAttention', settings={'in:ratio': 'pool_ratio', 'in:conv_size': 'lepe_kernel'},
-    names=SOFT_NAMES, gradient=2e-2,
-)  # fmt: skip
-GATED = {'qkvo.': ('qkv.', linear), 'lepe.': 'lepe.conv.', 'proj.': ('proj.', linear)}
+SOFT = dict(type='SOFTAttention', names=SOFT_NAMES, gradient=2e-2,
+            settings={'in:ratio': 'pool_ratio', 'in:conv_size': 'lepe_kernel'})  # fmt: skip
 AUTHORS = {
-    'flatten': dict(
-        type='FLattenAttention', settings={'in:kernel_size': 'lepe_kernel'}, names=FLATTEN,
-    ),
+    'flatten': dict(type='FLattenAttention', names=FLATTEN),
     'agent': dict(
-        type='AgentAttention', options=agent,
-        told='agent_num num_patches window_size scale',
-        settings={'in:agent_shape': 'agent_shape', 'in:downstream_agent_shape': 'agent_shape',
-                  'in:kernel_size': 'lepe_kernel'},
-        names=AGENT,
-    ),
+        type='AgentAttention', options=agent, told='agent_num num_patches window_size scale',
+        settings={'in:downstream_agent_shape': 'agent_shape'}, names=AGENT),
     'xca': dict(type='XCAttention'),
-    'inline': dict(
-        type='InLineAttention', options=linears_of, settings={'in:kernel_func': inline_kernel},
-        names=INLINE,
-    ),
+    'inline': dict(type='InLineAttention', options=linears_of, names=INLINE,
+                   settings={'in:kernel_func': inline_kernel}),
     'litemla': dict(
         type='LiteMLA', options=litemla,
         told='in_channels out_channels dim head_dim heads_ratio scales norm use_bias kernel_func',
-        names={'qkv.conv.': ('qkv.', linear), 'qkv.norm.': 'qkv_norm.', 'aggreg.': 'aggregations.',
-               'proj.conv.': ('proj.', linear), 'proj.norm.': 'norm.'},
-    ),
-    'rala': dict(type='RALAAttention', names=GATED),
-    'mala': dict(type='MALAAttention', names=GATED),
-    'nala': dict(
-        type='NaLaAttention',
-        names={'qkvg.': 'qkv.', 'lepe.': 'lepe.conv.', 'out_proj.': 'proj.', 'ln.': 'norm.'},
-    ),
+        names={'qkv.norm.': 'qkv_norm.', 'aggreg.': 'aggregations.', 'proj.norm.': 'norm.'}),
+    'rala': dict(type='RALAAttention'),
+    'mala': dict(type='MALAAttention'),
+    'nala': dict(type='NaLaAttention', names={'ln.': 'norm.'}),
     'nala_cosine': dict(
         type='NaLaAttention', options=dict(directions='cosine', rope=False, lepe_kernel=0),
-        names={'qkv.': ('qkv.', with_open_gate), 'out_proj.': 'proj.', 'ln.': 'norm.'},
-    ),
+        names={'qkv.': ('qkv.', with_open_gate), 'ln.': 'norm.'}),
     'soft_attention': dict(SOFT, options=dict(normalized=False)),
     'softpp_attention': dict(SOFT, options=dict(newton_start_per='batch')),
     'pola_attention': dict(type='PolaAttention', names=POLA),
-    'pola_pp': dict(
-        type='PolaPPAttention',
-        names={'qkvg.': 'qkv.', 'lepe.': 'lepe.conv.', 's1': ('same_temperature', first),
-               's2': ('opposite_temperature', first)},
-    ),
-    'mita': dict(
-        type='MiTAAttention',
-        settings={'in:pool_size': lambda value: dict(num_landmarks=value**2),
-                  'in:kv_topk': 'topk', 'in:router_topk': 'routes'},
-    ),
-    'mlla': dict(type='MLLAAttention', names={'qk.': 'qkv.', 'lepe.': 'lepe.conv.'}),
+    'pola_pp': dict(type='PolaPPAttention',
+                    names={'s1': 'same_temperature', 's2': 'opposite_temperature'}),
+    'mita': dict(type='MiTAAttention', settings={'in:pool_size': landmarks_of_a_square,
+                                                 'in:kv_topk': 'topk', 'in:router_topk': 'routes'}),
+    'mlla': dict(type='MLLAAttention'),
     'swiftformer': dict(
         type='AdditiveAttention', options=additive, told='in_dims token_dim',
         names={'w_g': 'score', 'to_query.': 'query.', 'to_key.': 'key.', 'Proj.': 'mixed_proj.',
-               'final.': 'proj.'},
-    ),
-    'mobilevitv2': dict(
-        type='SeparableAttention', settings={'in:patch': 'patch_size'},
-        names={'qkv_proj.block.conv.': ('qkv.', linear), 'out_proj.block.conv.': ('proj.', linear)},
-    ),
+               'final.': 'proj.'}),
+    'mobilevitv2': dict(type='SeparableAttention', settings={'in:patch': 'patch_size'}),
     'mhla': dict(
-        type='MHLAAttention',
-        options=lambda golden: dict(
-            grid=int(golden['in:H'] // golden['in:window']), normalizer='blocks', pre_norm=True,
-        ),
-        told='window eps initial_mix', prepare=starts_as_theirs,
-        names={'to_qkv.': 'qkv.', 'lepe.': 'lepe.conv.', 'to_out.0.': 'proj.',
-               'piece_attn.conv.weight': ('mixture', linear)},
-    ),
+        type='MHLAAttention', options=mhla, told='window eps initial_mix', prepare=starts_as_theirs,
+        names={'piece_attn.conv.weight': 'mixture'}),
     'ttt': dict(type='TTTAttention', names=TTT),
     'circulant': dict(type='CirculantAttention', names=CIRCULANT),
     'l2vit': dict(type='L2ViTAttention'),
     'sana': dict(type='SANAAttention'),
     'psa': dict(
-        type='PolarizedAttention',
-        options=lambda golden: dict(
-            softmax_over='tokens',
-            layout='sequential' if 'param:conv_up.0.weight' in golden else 'parallel',
-        ),
-        names={'conv_q_right.': ('score.', linear), 'conv_v_right.': ('value.', linear),
-               'conv_up.': ('up.', linear), 'conv_up.1.': ('up.1.', flat),
-               'conv_q_left.': ('mean.', linear), 'conv_v_left.': ('token.', linear)},
-    ),
+        type='PolarizedAttention', options=polarized,
+        names={'conv_q_right.': 'score.', 'conv_v_right.': 'value.', 'conv_up.': 'up.',
+               'conv_q_left.': 'mean.', 'conv_v_left.': 'token.'}),
     'ecoformer': dict(
         type='EcoFormerAttention', options=dict(offset='own'),
         settings={'in:nbits': 'num_bits', 'in:m': 'num_anchors'},
-        names={'to_qk.': 'qkv.', 'to_v.': 'qkv.',
-               'fast_attention.ksh.A': 'directions', 'fast_attention.ksh.mvec': ('means', first),
-               'fast_attention.ksh.anchor': ('anchors', first)},
-    ),
+        names={'fast_attention.ksh.A': 'directions',
+               'fast_attention.ksh.mvec': 'means', 'fast_attention.ksh.anchor': 'anchors'}),
     'favit': dict(
         type='FaViTAttention', options=dict(average='runs'), told='windowsize',
         names={'kv_g.': 'kv.', 'sr.': 'sr.projection.', 'norm.': 'sr.norm.',
                'local_conv_g.': 'lepe.conv.', 'kv_l.depth_conv.': 'near.conv.',
-               'kv_l.point_conv.': ('around.', linear), 'fcs.': 'window_in.',
+               'kv_l.point_conv.': 'around.', 'fcs.': 'window_in.',
                'single_heads.': 'window_kv.', 'local_convs.0.': 'window_lepe.0.conv.',
-               'local_convs.1.': 'window_lepe.1.conv.'},
-    ),
+               'local_convs.1.': 'window_lepe.1.conv.'}),
 }  # fmt: skip

@@ -1,7 +1,5 @@
 """The contract of every registered attention; a new one is covered without a new test."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from conftest import NO_GPU, quiet_init, registered
@@ -10,6 +8,7 @@ from hypothesis import strategies as st
 from mmengine.registry import MODELS
 
 from mmlaplace.lab.compare.points import POINTS, Case
+from mmlaplace.lab.compare.watching import Watch
 from mmlaplace.models import BaseAttention, QKVAttention
 
 ATTENTIONS = registered(BaseAttention)
@@ -17,26 +16,24 @@ ATTENTIONS = registered(BaseAttention)
 CASES = [dict(type=name) for name in ATTENTIONS]
 CASES += [dict(v, type=name) for name in ATTENTIONS for v in MODELS.get(name).tested_options]
 # Products and softmax of these are in half precision, as PyTorch fuses them, or parts are layers.
-PARTS_IN_HALF = (
-    'AgentAttention', 'CrossShapedAttention', 'ELFATTAttention', 'LinformerAttention',
-    'SOFTAttention', 'SoftmaxAttention',
-)  # fmt: skip
-# Rounding turns the choice of some keys, which moves single outputs by more than a rounding.
-CHOOSES_KEYS = ('MiTAAttention',)
+PARTS_IN_HALF = ('Agent', 'CrossShaped', 'ELFATT', 'Linformer', 'SOFT', 'Softmax')
+
+
+def name_of(cfg):
+    """The id of a case: the name of a class, and options."""
+    if isinstance(cfg, str):
+        return cfg
+    return '-'.join([cfg['type'], *(f'{k}={v}' for k, v in cfg.items() if k != 'type')])
 
 
 def each(cases):
-    def name(cfg):
-        options = [f'{key}={value}' for key, value in cfg.items() if key != 'type']
-        return '-'.join([cfg['type'], *options])
-
-    return pytest.mark.parametrize('cfg', cases, ids=map(name, cases))
+    return pytest.mark.parametrize('cfg', cases, ids=name_of)
 
 
 def assert_near(cfg, out, exact, dtype):
     # Linears round their inputs and outputs to the half: a few roundings of values of size |exact|.
     off, size = (out.float() - exact).abs(), exact.abs()
-    if cfg['type'] in CHOOSES_KEYS:
+    if cfg['type'] == 'MiTAAttention':  # rounding turns the choice of some keys
         assert off.norm() <= 0.05 * size.norm()
     else:
         assert off.max() <= 8 * torch.finfo(dtype).eps * size.max()
@@ -70,20 +67,18 @@ def test_points_of_the_contract(cfg, point):
 
 
 @each([c for c in CASES if issubclass(MODELS.get(c['type']), QKVAttention)
-       and c['type'] not in PARTS_IN_HALF])  # fmt: skip
+       and c['type'].replace('Attention', '') not in PARTS_IN_HALF])  # fmt: skip
 def test_what_is_mixed_under_autocast_is_rounded_once(cfg):
     attention = build(cfg)
-    counts = [height * width for height, width in ((7, 7), attention.kv_shape((7, 7)))]
-    q, k, v = (torch.randn(2, 2, counts[i], 32).bfloat16() for i in (0, 1, 1))
+    shapes = ((7, 7), *[attention.kv_shape((7, 7))] * 2)
+    q, k, v = (torch.randn(2, 2, height * width, 32).bfloat16() for height, width in shapes)
     k = q if attention.frame.qkv == 'shared_qk' else k
     exact = attention.mix(*(x.float() for x in (q, k, v)), (7, 7))
     with torch.autocast('cpu', dtype=torch.bfloat16):
         out = attention.mix(q, k, v, (7, 7))
     # Half a unit in the last place of bf16; fp32 sums that cancel are off by some of their own.
-    torch.testing.assert_close(
-        out.float(), exact.float(), rtol=0.505 * torch.finfo(torch.bfloat16).eps,
-        atol=1e-5 * exact.abs().max().item(),
-    )  # fmt: skip
+    half, close = 0.505 * torch.finfo(torch.bfloat16).eps, 1e-5 * exact.abs().max().item()
+    torch.testing.assert_close(out.float(), exact.float(), rtol=half, atol=close)
 
 
 @pytest.mark.sampled(5)
@@ -113,8 +108,7 @@ def test_tokens_of_zeros_have_no_larger_gradient_than_a_norm_gives_them(cfg, dty
     x = torch.randn(2, 49, 64)
     x[:, zeros] = 0  # as windows pad a map
     x.requires_grad_()
-    halves = dtype == torch.float16
-    with torch.autocast('cpu', dtype=dtype) if halves else nullcontext():
+    with torch.autocast('cpu', dtype=torch.float16, enabled=dtype == torch.float16):
         out = attention(x, (7, 7))
     (out.float() * torch.randn(out.shape)).mean().backward()
     for parameter_name, value in [('x', x), *attention.named_parameters()]:
@@ -148,17 +142,6 @@ def test_wrong_tokens_heads_masks_and_options_are_quoted(cfg):
             attention(torch.randn(1, 49, 64), (7, 7), mask=torch.ones(49, 49, dtype=torch.bool))
 
 
-@each(CASES)
-def test_maps_of_another_size_take_the_weights_of_this(cfg):
-    attention = build(cfg)
-    for name, value in attention.state_dict().items():
-        path, _, local_name = name.rpartition('.')
-        module = attention.get_submodule(path)
-        if value.dim() == 4 and hasattr(module, 'resize_weight'):
-            larger = torch.randn(*value.shape[:2], *(2 * side + 1 for side in value.shape[2:]))
-            assert module.resize_weight(local_name, larger).shape == value.shape, name
-
-
 maps = st.tuples(st.integers(1, 13), st.integers(1, 13))
 
 
@@ -175,3 +158,50 @@ def test_attentions_take_any_map_heads_and_strides(name, hw_shape, resolution, h
     assert torch.isfinite(out).all()
     # Strides change the order of sums: a few roundings of fp32.
     torch.testing.assert_close(out, attention(x.contiguous(), hw_shape), atol=1e-4, rtol=1e-4)
+
+
+# ---- memory: tensors that grow as the tokens, or refused matrices of pairs
+
+# All others in the registry are linear, under all options that the contract is tested with.
+# Reformer chooses among N / b buckets.
+QUADRATIC = (
+    *[dict(type=f'{name}Attention')
+      for name in ('Kernel', 'Softmax', 'ScaledCosine', 'FaViT', 'Reformer')],
+    dict(type='CastlingAttention', sparse_softmax=True),
+    *[dict(type=f'{name}Attention', form='direct') for name in ('TaylorShift', 'Based')],
+    # The number of landmarks grows with the map.
+    *[dict(type=f'{name}Attention', pool_ratio=2) for name in ('Laplacian', 'SOFT')],
+)  # fmt: skip
+LINEAR = [cfg for cfg in CASES if not any(one.items() <= cfg.items() for one in QUADRATIC)]
+
+
+def largest(cfg, resolution, side):
+    attention = build(cfg, 16, 2, resolution or (side, side))
+    x = torch.randn(1, side * side, 16, requires_grad=True)
+    with Watch('', torch.Tensor.numel) as watch:
+        attention(x, (side, side)).sum().backward()
+    return watch.largest
+
+
+@pytest.mark.sampled(3)
+@each(LINEAR)
+@pytest.mark.parametrize('resolution', [None, (7, 7)], ids=['of its map', 'of another map'])
+def test_tensors_of_linear_attentions_grow_as_the_tokens(cfg, resolution):
+    small, middle, large = (largest(cfg, resolution, side) for side in (16, 32, 64))
+    assert middle <= 4 * small and large <= 4 * middle
+    assert middle < 1024**2 / 4 and large < 4096**2 / 16
+
+
+@pytest.mark.parametrize(('name', 'options'), [
+    ('Kernel', {}), ('TaylorShift', dict(form='direct')), ('Based', dict(form='direct')),
+    ('Castling', dict(sparse_softmax=True)), ('Reformer', dict(bucket_size=160 * 160)),
+    ('Reformer', dict(form='pairs')), ('Softmax', dict(relative_bias=True)),
+])  # fmt: skip
+def test_too_many_pairs_are_refused_before_they_are_allocated(name, options):
+    attention = build(dict(options, type=f'{name}Attention'), 8, 2, (4, 4))
+    images = '1 image' if name == 'Softmax' else '3 images'  # whose bias is the same for all
+    tokens = torch.zeros(1, 1, 1, 4, dtype=torch.float16).expand(3, 2, 160 * 160, 4)
+    quoted = rf'{images} x 2 heads.*15.7 GB.*4 GB'
+    with Watch('', torch.Tensor.numel) as watch, pytest.raises(ValueError, match=quoted):
+        attention.mix(tokens, tokens, tokens, (160, 160))
+    assert watch.largest <= tokens.numel()

@@ -10,7 +10,8 @@ that it starts with. A row has:
   shapes, which ``told`` lists;
 - ``names``: for the start of a parameter's name its start here where that differs, or a pair of
   that and a function of the value and (H, W), or None for an unused one. Parameters of one name
-  here are joined in the order of the table. Or a function of the content for all of these;
+  here are joined in the order of the table, and the axes are those of the parameter here: the
+  weight of a convolution 1 x 1 is one of a linear. Or a function of the content for all of these;
 - ``prepare``: a function of the attention and the file's content, such as to fix a random draw.
 """
 
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from authors_classic import AUTHORS as CLASSIC
+from authors_classic import hw_of
 from authors_vision import AUTHORS as VISION
 from mmengine.registry import MODELS
 from test_golden import GOLDEN, assert_close
@@ -32,6 +34,16 @@ FORWARD, GRADIENT = 1e-5, 1e-4
 HEADS = ('in:num_heads', 'in:heads', 'in:head_count', 'in:num_head')
 COMMON = ('in:H', 'in:W', 'in:grad_y', *HEADS)
 AROUND = ('qkv.', 'kv.', 'proj.', 'lepe.', 'key_positions')
+# Settings of several authors, and their linears, in the order in which they are joined.
+SETTINGS = {'in:kernel_size': 'lepe_kernel', 'in:n_iter': 'num_iters'}
+LINEARS = {f'{name}.': 'qkv.' for name in (
+    'to_q', 'to_k', 'to_qk', 'to_v', 'toqk', 'tov', 'to_qkv', 'qkvg', 'qkvo', 'qk', 'qkv.conv',
+    'queries', 'keys', 'values', 'query_projection', 'key_projection', 'value_projection',
+    'q_proj', 'k_proj', 'v_proj', 'qkv_proj.block.conv',
+)} | {f'{name}.': 'proj.' for name in (
+    'out', 'out_proj', 'out_projection', 'to_out', 'to_out.0', 'proj.conv', 'out_proj.block.conv',
+    'reprojection',
+)}  # fmt: skip
 # In the code of all authors, the spatial reduction has these names.
 REDUCTION = {'sr.': 'sr.projection.', 'norm.': 'sr.norm.'}
 
@@ -49,57 +61,52 @@ def inputs_of(golden):
 
 def options_of(golden, row):
     """Our options from the settings of a file."""
-    settings, options = row.get('settings', {}), row.get('options', {})
+    settings, options = {**SETTINGS, **row.get('settings', {})}, row.get('options', {})
     options = dict(options(golden) if callable(options) else options)
     known = {f'in:{name}' for name in (*inputs_of(golden), *row.get('told', '').split())}
     for name in sorted({key for key in golden if key.startswith('in:')} - known - {*COMMON}):
         value = golden[name].item() if golden[name].ndim == 0 else golden[name]
         ours = settings.get(name, name[len('in:') :])
-        if isinstance(ours, str):
-            found = {ours: tuple(value.tolist()) if isinstance(value, np.ndarray) else value}
-        else:
-            found = ours(value)
-        options.update(found)
+        value = tuple(value.tolist()) if isinstance(value, np.ndarray) else value
+        options.update({ours: value} if isinstance(ours, str) else ours(value))
     return options
 
 
 def converted(golden, names, hw_shape):
     """The authors' parameters by our names."""
-    names = {'': '', **(names(golden) if callable(names) else names)}
+    own = names(golden) if callable(names) else names
+    names = {'': '', 'lepe.': 'lepe.conv.', **LINEARS, **own}
     if golden.get('in:sr_ratio', 1) > 1:
         names = {**REDUCTION, **names}
     keys = [key[len('param:') :] for key in golden if key.startswith('param:')]
     starts, parts = {key: longest_start(key, names) for key in keys}, {}
     for key in sorted(keys, key=lambda key: list(names).index(starts[key])):
-        ours, change = names[starts[key]], None
-        if ours is None:
-            continue
+        ours, value = names[starts[key]], torch.from_numpy(golden[f'param:{key}'])
         if isinstance(ours, tuple):
             ours, change = ours
-        value = torch.from_numpy(golden[f'param:{key}'])
-        value = change(value, hw_shape) if change else value
-        parts.setdefault(ours + key[len(starts[key]) :], []).append(value)
+            value = change(value, hw_shape)
+        if ours is not None:
+            parts.setdefault(ours + key[len(starts[key]) :], []).append(value)
     return {ours: torch.cat(values) if values[1:] else values[0] for ours, values in parts.items()}
 
 
 @pytest.mark.parametrize('name', FILES)
 def test_attention_gives_the_authors_output_and_gradient(name):
     row = AUTHORS[longest_start(name, AUTHORS)]
-    with np.load(FILES[name]) as content:
-        golden = {key: np.asarray(content[key]) for key in content.files}
-    hw_shape, inputs = (int(golden['in:H']), int(golden['in:W'])), inputs_of(golden)
+    golden = dict(np.load(FILES[name]))
+    hw_shape, inputs = hw_of(golden), inputs_of(golden)
     as_heads = 'x' not in inputs
     sample = next(iter(inputs.values()))
     num_heads = next((int(golden[name]) for name in HEADS if name in golden), 1)
     channels = sample.shape[-1] * num_heads if as_heads else sample.shape[1 + (sample.dim() == 3)]
     state = converted(golden, row.get('names', {}), hw_shape)
-    cfg = dict(
-        type=row['type'], embed_dims=channels, num_heads=num_heads, input_resolution=hw_shape
-    )
-    if any(key.startswith('qkv.') for key in state):
-        known = MODELS.get(row['type']).known_options()
-        cfg.update(dict(qkv_bias='qkv.bias' in state) if 'qkv_bias' in known else {})
-    attention = MODELS.build(cfg | options_of(golden, row)).eval()
+    cls, options = MODELS.get(row['type']), options_of(golden, row)
+    if 'qkv.weight' in state and 'qkv_bias' in cls.known_options():
+        options = {'qkv_bias': 'qkv.bias' in state, **options}
+    sizes = dict(embed_dims=channels, num_heads=num_heads, input_resolution=hw_shape)
+    attention = cls(**{**sizes, **options}).eval()
+    shapes = {name: value.shape for name, value in attention.state_dict().items()}
+    state = {name: value.reshape(shapes.get(name, -1)) for name, value in state.items()}
     missing, unexpected = attention.load_state_dict(state, strict=False)
     # A file of queries, keys and values is of the mixing rule alone.
     missing = [name for name in missing if not (as_heads and name.startswith(AROUND))]

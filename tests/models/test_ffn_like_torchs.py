@@ -1,9 +1,7 @@
 """An FFN computes and refuses what torch's own layers compute and refuse."""
 
-import contextlib
 import copy
 import itertools
-import pickle
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from torch import nn
 from mmlaplace.models.layers import FFN
 from mmlaplace.ops import gelu_ffn
 
-C, HIDDEN = 12, 24
+C = 12
 
 
 class PlainFFN(nn.Module):
@@ -28,24 +26,32 @@ class PlainFFN(nn.Module):
         return F.linear(act(F.linear(x, first.weight, first.bias)), second.weight, second.bias)
 
 
-def ffn_pair(change, which=0, act='GELU'):
-    ffn = FFN(C, HIDDEN / C, act_cfg=dict(type=act))
-    change(ffn.layers[which])
+GELU, TANH = dict(type='GELU'), dict(type='GELU', approximate='tanh')
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    """Blocks of 64 rows for each thread."""
+    monkeypatch.setattr(gelu_ffn, 'BLOCK_BYTES', 1)
+
+
+def ffn_pair(*changes, which=0, act_cfg=GELU):
+    ffn = FFN(C, 2, act_cfg=act_cfg)
+    for change in changes:
+        change(ffn.layers[which])
     return lambda x: ffn(x, (7, 1)), PlainFFN(ffn)
 
 
 MODES = {
-    'training': (torch.enable_grad,),
-    'no gradients': (torch.no_grad,),
-    'inference': (torch.inference_mode,),
-    'training under autocast': (torch.enable_grad, torch.bfloat16),
+    'training': (torch.enable_grad,), 'no gradients': (torch.no_grad,),
+    'inference': (torch.inference_mode,), 'fp16 autocast': (torch.no_grad, torch.float16),
     'bf16 autocast': (torch.no_grad, torch.bfloat16),
-    'fp16 autocast': (torch.no_grad, torch.float16),
-}
+    'training under autocast': (torch.enable_grad, torch.bfloat16),
+}  # fmt: skip
 
 
 def outcome(function, x, mode, dtype=None):
-    with mode(), torch.autocast('cpu', dtype) if dtype else contextlib.nullcontext():
+    with mode(), torch.autocast('cpu', dtype or torch.bfloat16, enabled=dtype is not None):
         try:
             return function(x)
         except Exception as error:  # which of them is what the tests compare
@@ -62,53 +68,27 @@ def assert_alike(ours, plain, x):
         assert found.requires_grad == expected.requires_grad, name
         # Two products of order 1 in another order; bf16 and fp16 round inputs and hidden values.
         close = 1e-4 if expected.dtype in (torch.float32, torch.float64) else 0.05
-        message = f'{name}: %s'.__mod__
-        torch.testing.assert_close(
-            found, expected, rtol=close, atol=close, equal_nan=True, msg=message
-        )
+        close = dict(rtol=close, atol=close, msg=f'{name}: %s'.__mod__)
+        pair = [out.unbind() if out.is_nested else out for out in (found, expected)]
+        torch.testing.assert_close(*pair, equal_nan=True, **close)
 
 
-def unchanged(layer):
-    pass
-
-
-def normal(*shape):
-    return torch.randn(*shape)
-
-
+normal = torch.randn
+DTYPES = (torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool, torch.complex64)
 INPUTS = {
-    'no axis': lambda: torch.tensor(1.0),
-    'one axis': lambda: normal(C),
-    'five axes': lambda: normal(2, 1, 3, 1, C),
-    'no rows': lambda: normal(2, 0, C),
-    'no channels': lambda: normal(3, 0),
-    'too many channels': lambda: normal(3, C + 1),
-    'one channel': lambda: normal(3, 1),
-    'NaN': lambda: torch.full((3, C), float('nan')),
-    **{
-        str(dtype): lambda dtype=dtype: torch.ones(3, C, dtype=dtype)
-        for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool)
-    },
-    'complex': lambda: torch.ones(3, C, dtype=torch.complex64),
-    'meta': lambda: normal(3, C).to('meta'),
-    'sparse': lambda: normal(3, C).to_sparse(),
-    'a leaf': lambda: normal(3, C).requires_grad_(),
-}
+    'no axis': lambda: torch.tensor(1.0), 'one axis': lambda: normal(C),
+    'five axes': lambda: normal(2, 1, 3, 1, C), 'no rows': lambda: normal(2, 0, C),
+    'too many channels': lambda: normal(3, C + 1), 'one channel': lambda: normal(3, 1),
+    'NaN': lambda: torch.full((3, C), float('nan')), 'meta': lambda: normal(3, C).to('meta'),
+    'sparse': lambda: normal(3, C).to_sparse(), 'a leaf': lambda: normal(3, C).requires_grad_(),
+    'nested': lambda: torch.nested.nested_tensor([normal(3, C), normal(2, C)]),
+    **{str(dtype): lambda dtype=dtype: torch.ones(3, C, dtype=dtype) for dtype in DTYPES},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize('act', ['GELU', 'ReLU'])
 @pytest.mark.parametrize('make', INPUTS.values(), ids=INPUTS)
-def test_any_input(act, make):
-    ours, plain = ffn_pair(unchanged, act=act)
-    assert_alike(ours, plain, make())
-
-
-def test_nested_inputs():
-    x = torch.nested.nested_tensor([normal(3, C), normal(2, C)])
-    ours, plain = ffn_pair(unchanged)
-    with torch.no_grad():
-        for found, expected in zip(ours(x).unbind(), plain(x).unbind(), strict=True):
-            torch.testing.assert_close(found, expected)
+def test_any_input(make):
+    assert_alike(*ffn_pair(), make())
 
 
 def setting(**of_sizes):
@@ -116,8 +96,7 @@ def setting(**of_sizes):
 
     def change(layer):
         for name, make in of_sizes.items():
-            value = make(*layer.weight.shape)
-            setattr(layer, name, value if value is None else nn.Parameter(value))
+            setattr(layer, name, nn.Parameter(make(*layer.weight.shape)))
 
     return change
 
@@ -126,80 +105,62 @@ CHANGES = {
     'bf16': lambda layer: layer.bfloat16(),
     'fp64': lambda layer: layer.double(),
     'meta': lambda layer: layer.to('meta'),
-    'bias on meta': setting(bias=lambda out, _: normal(out).to('meta')),
     'bf16 bias': setting(bias=lambda out, _: normal(out).bfloat16()),
-    'no bias': setting(bias=lambda *_: None),
-    'one bias for all': setting(bias=lambda *_: normal(1)),
-    'a number as bias': setting(bias=lambda *_: torch.tensor(1.0)),
-    'bias with two axes': setting(bias=lambda out, _: normal(1, out)),
+    'no bias': lambda layer: setattr(layer, 'bias', None),
     'too short a bias': setting(bias=lambda out, _: normal(out - 1)),
-    'too long a bias': setting(bias=lambda out, _: normal(out + 1)),
-    'too wide a weight': setting(weight=lambda out, channels: normal(out, channels + 3)),
     'too narrow a weight': setting(weight=lambda out, channels: normal(out, channels - 3)),
     'weight with one axis': setting(weight=lambda _, channels: normal(channels)),
-    'weight with three axes': setting(weight=lambda *sizes: normal(1, *sizes)),
     'no rows': setting(weight=lambda _, channels: normal(0, channels), bias=lambda *_: normal(0)),
-    'only the bias trains': lambda layer: layer.weight.requires_grad_(False),
-    'frozen': lambda layer: layer.requires_grad_(False),
 }
 
 
-@pytest.mark.parametrize(('which', 'act'), [(0, 'GELU'), (3, 'GELU'), (3, 'ReLU')])
+@pytest.mark.parametrize(('which', 'act_cfg'), [(0, GELU), (3, TANH)])
 @pytest.mark.parametrize('change', CHANGES.values(), ids=CHANGES)
-def test_any_weights(which, act, change):
-    ours, plain = ffn_pair(change, which, act)
-    assert_alike(ours, plain, normal(2, 7, C))
-    assert_alike(ours, plain, normal(7, C).bfloat16())
+def test_any_weights(which, act_cfg, change):
+    ours, plain = ffn_pair(change, which=which, act_cfg=act_cfg)
+    assert_alike(ours, plain, normal(2, 70, C))
+    assert_alike(ours, plain, normal(140, C).bfloat16())
 
 
 def test_a_change_of_weights_holds_for_the_next_forward():
     ffn, x = FFN(C, 2).eval(), normal(1, 7, C)
-    plain, other = PlainFFN(ffn), FFN(C, 2)
-    changes = [
-        lambda: ffn.layers[0].bias.data.fill_(0.5),
-        lambda: ffn.load_state_dict(other.state_dict()),
-        lambda: ffn.load_state_dict(copy.deepcopy(other.state_dict()), assign=True),
-        lambda: setattr(ffn.layers[3], 'weight', nn.Parameter(normal(C, 2 * C))),
-        lambda: setattr(ffn.layers[0], 'weight', ffn.layers[3].weight.t()),  # tied
-        lambda: ffn.double(),
-        lambda: ffn.float(),
-    ]
-    for change in changes[:4] + changes[5:]:
-        with torch.no_grad():
-            ffn(x.to(ffn.layers[0].weight.dtype), (7, 1))
+    plain, other = PlainFFN(ffn), FFN(C, 2).state_dict()
+    with torch.no_grad():
+        for change in (ffn.layers[0].bias.zero_, lambda: ffn.load_state_dict(other, assign=True)):
+            ffn(x, (7, 1))
             change()
-            x = x.to(ffn.layers[0].weight.dtype)
             torch.testing.assert_close(ffn(x, (7, 1)), plain(x), rtol=1e-5, atol=1e-5)
-    for copied in (copy.deepcopy(ffn), pickle.loads(pickle.dumps(ffn))):
-        assert torch.equal(copied(x, (7, 1)), ffn(x, (7, 1)))
 
 
-@pytest.mark.parametrize('act', ['GELU', 'SiLU'])
+@pytest.mark.parametrize('act_cfg', [GELU, TANH], ids=str)
 @pytest.mark.parametrize('kept', [0, 1 << 40], ids=['computed again', 'kept'])
-def test_a_backward_under_autocast_is_as_close_as_torchs_own(monkeypatch, act, kept):
+def test_derivatives_under_autocast_are_as_close_as_torchs_own(monkeypatch, act_cfg, kept):
     monkeypatch.setattr(gelu_ffn, 'LARGE_BYTES', kept)
-    ours, plain = ffn_pair(unchanged, act=act)
+    ours, plain = ffn_pair(act_cfg=act_cfg)
     exact = copy.deepcopy(plain).double()
     upstream, x = normal(1, 500, C), normal(1, 500, C)
 
-    def derivatives(function, module, dtype, first, second):
-        leaf = x.to(dtype).requires_grad_()
-        inputs = [leaf, *(layer.weight for layer in (module.layers[0], module.layers[3]))]
-        out = function(leaf)
-        with torch.autocast('cpu', torch.bfloat16, enabled=first):
-            grads = torch.autograd.grad(out, inputs, upstream.to(dtype), create_graph=True)
-        with torch.autocast('cpu', torch.bfloat16, enabled=second):
-            return *grads, *torch.autograd.grad(sum(g.square().sum() for g in grads), inputs)
+    def derivatives(function, module, first, second):
+        """The output, and its first and second derivatives, each under autocast or not.
 
-    truth = derivatives(exact, exact, torch.float64, False, False)
+        The first ones come twice, as those that come alone are computed in another way.
+        """
+        inputs = [x.to(module.layers[0].weight.dtype).requires_grad_(), *module.parameters()]
+        out = function(inputs[0])
+        with torch.autocast('cpu', torch.bfloat16, enabled=first):
+            alone = torch.autograd.grad(out, inputs, upstream.to(out), retain_graph=True)
+            grads = torch.autograd.grad(out, inputs, upstream.to(out), create_graph=True)
+        loss = sum(grad.square().sum() for grad in grads)
+        with torch.autocast('cpu', torch.bfloat16, enabled=second):
+            return out, *alone, *grads, *torch.autograd.grad(loss, inputs[:-1])
+
+    truth = derivatives(exact, exact, False, False)
     for autocasts in itertools.product((False, True), repeat=2):
-        found, torchs = (
-            derivatives(function, plain, torch.float32, *autocasts) for function in (ours, plain)
-        )
+        found, torchs = (derivatives(function, plain, *autocasts) for function in (ours, plain))
         for one, other, right in zip(found, torchs, truth):
-            error, allowed = ((grad - right).abs().max() for grad in (one, other))
+            error, allowed = ((value - right).abs().max() for value in (one, other))
             # Beside bf16's, fp32's own errors of sums over 500 tokens.
             assert error <= 2 * allowed + 1e-4 * right.abs().max(), autocasts
-    if act == 'GELU':  # whose first derivatives are fp32 under any autocast
-        for one, right in zip(derivatives(ours, plain, torch.float32, True, False)[:3], truth):
-            assert (one - right).abs().max() <= 1e-5 * right.abs().max()
+    # First derivatives are fp32 under any autocast.
+    for one, right in zip(derivatives(ours, plain, True, False)[:11], truth):
+        assert (one - right).abs().max() <= 1e-5 * right.abs().max()

@@ -1,18 +1,19 @@
 """The options of backbones and attentions that users of the toolboxes and timm expect."""
 
+import copy
 import re
 
 import pytest
 import torch
 import torch.nn as nn
+from mmengine import registry
 from mmengine.model import BaseModule
-from mmengine.registry import MODELS
-from test_attentions import CASES, each
+from mmengine.registry import MODELS, Registry
+from test_attentions import CASES, each, name_of
 from test_attentions import build as build_attention
 from test_backbones import BACKBONES, SMALL, build, small
 
 from mmlaplace.models import BaseAttention, QKVAttention
-from mmlaplace.models.layers import DropPath
 from mmlaplace.models.layers.block import Block
 from mmlaplace.models.layers.build import ACTIVATIONS
 
@@ -20,34 +21,22 @@ LINEAR_STD = 0.02  # of INIT_CFG
 IMAGES = torch.randn(2, 3, 64, 96)
 
 
-def filled_from(make, trained: nn.Module) -> nn.Module:
-    """A module built on the meta device whose only values are those of a state dict."""
+@pytest.mark.parametrize('what', [*CASES, *BACKBONES], ids=name_of)
+def test_a_meta_model_filled_by_a_state_dict_is_the_one_it_came_from(what):
+    if isinstance(what, str):
+        trained, inputs = build(what).eval(), (IMAGES,)
+        cfg = dict(type=what, arch=small(what), img_size=64)
+    else:
+        trained, inputs = build_attention(what), (torch.randn(2, 49, 64), (7, 7))
+        cfg = dict(what, embed_dims=64, num_heads=2, input_resolution=(7, 7))
     with torch.device('meta'):
-        module = make()
-    module.to_empty(device='cpu')
-    for tensor in (*module.parameters(), *module.buffers()):
+        filled = MODELS.build(cfg)
+    filled.to_empty(device='cpu')
+    for tensor in (*filled.parameters(), *filled.buffers()):
         # Whatever memory held before: numbers that no computation survives.
         tensor.data.fill_(float('nan') if tensor.is_floating_point() else 2**40)
-    module.load_state_dict(trained.state_dict())
-    return module.eval()
-
-
-@pytest.mark.parametrize('name', BACKBONES)
-def test_a_meta_backbone_filled_by_a_state_dict_is_the_one_it_came_from(name):
-    trained = build(name).eval()
-    options = dict(type=name, arch=small(name), img_size=64)
-    filled = filled_from(lambda: MODELS.build(options), trained)
-    for out, expected in zip(filled(IMAGES), trained(IMAGES)):
-        assert torch.equal(out, expected)
-
-
-@each(CASES)
-def test_a_meta_attention_filled_by_a_state_dict_is_the_one_it_came_from(cfg):
-    trained = build_attention(cfg)
-    sizes = dict(embed_dims=64, num_heads=2, input_resolution=(7, 7))
-    filled = filled_from(lambda: MODELS.build(dict(cfg, **sizes)), trained)
-    x = torch.randn(2, 49, 64)
-    assert torch.equal(filled(x, (7, 7)), trained(x, (7, 7)))
+    filled.load_state_dict(trained.state_dict())
+    torch.testing.assert_close(filled.eval()(*inputs), trained(*inputs), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize('name', BACKBONES)
@@ -64,19 +53,20 @@ def test_linears_start_small_and_norms_as_the_identity(name):
             assert (module.weight == 1).all() and not module.bias.any(), path
 
 
-def own_norms(backbone, kind) -> list:
+def own_norms(module, kind) -> list:
     """The norms of this class that are no part of an attention."""
-    found = [m for m in backbone.modules() if isinstance(m, BaseAttention)]
-    inside = {id(m) for attention in found for m in attention.modules()}
-    return [m for m in backbone.modules() if isinstance(m, kind) and id(m) not in inside]
+    if isinstance(module, BaseAttention):
+        return []
+    inside = [norm for child in module.children() for norm in own_norms(child, kind)]
+    return [module] if isinstance(module, kind) else inside
 
 
 @pytest.mark.parametrize('name', BACKBONES)
 def test_norm_cfg_sets_every_norm_around_the_attentions(name):
     of_maps = MODELS.get(name).host()[0].norm['type'] == 'BN'
-    kind, norm_cfg = (nn.BatchNorm2d, 'BN') if of_maps else (nn.LayerNorm, 'LN')
+    kind = nn.BatchNorm2d if of_maps else nn.LayerNorm
     count = len(own_norms(build(name), kind))
-    norm_cfg = dict(type=norm_cfg, eps=0.125, requires_grad=False)
+    norm_cfg = dict(type='BN' if of_maps else 'LN', eps=0.125, requires_grad=False)
     norms = own_norms(build(name, norm_cfg=norm_cfg), kind)
     assert len(norms) == count and all(norm.eps == 0.125 for norm in norms)
     assert not any(p.requires_grad for norm in norms for p in norm.parameters())
@@ -97,26 +87,29 @@ def test_act_cfg_sets_the_activation_of_every_ffn(name):
     (dict(out_indices=(3, 1)), r'ascending order.*got \(3, 1\).*write \(1, 3\)'),
     (dict(out_indices=(1, 1)), r'write \(1,\)'), (dict(out_indices=(3, -1)), r'is \(3, 3\)'),
     (dict(out_indices=-5), 'got -5'), (dict(out_indices=('1',)), r"got \('1',\)"),
-    (dict(norm_cfg=dict(type='Norm')), "'Norm', which is no norm of tokens"),
     (dict(norm_cfg=dict(type='RMSNN')), r"no norm of tokens \(did you mean 'RMSN'\?\)"),
     (dict(arch='tinny'), r"no arch 'tinny' \(did you mean 'tiny'\?\)"),
     *((dict(in_channels=channels), f'in_channels must be a positive .* got {channels}')
       for channels in (0, -3, 1.5, True)),
     (dict(norm_cfg=dict(eps=1e-6)), r"got \{'eps': 1e-06\}"), (dict(norm_cfg='LN'), "got 'LN'"),
     (dict(act_cfg=dict(type='Swash')), "'Swash', which is no activation .did you mean 'HSwish'"),
-    (dict(arch='gigantic'), "no arch 'gigantic'; give one of .*"),
     (dict(arch=dict(embed_dims=(16,) * 4)), 'missing: .*depths'),
     (dict(arch=dict(SMALL, depths=(1, 1))), r"arch\['depths'\].*\(1, 1\)"),
     (dict(arch=dict(SMALL, ffn_ratios=2)), r"arch\['ffn_ratios'\].*got 2"),
     (dict(arch=dict(SMALL, depths=(0, 1, 1, 1))), r'positive.*\(0,'),
     (dict(arch=dict(SMALL, num_heads=(3, 2, 5, 3))), r'\(16\).*num_heads \(3\)'),
     (dict(img_size=0), 'img_size must be a positive .* got 0'),
+    *((dict(strides=bad), rf'4 positive .*{re.escape(repr(bad))}') for bad in (2, (2, 2, 0, 2))),
     (dict(out_norms='BN'), r"out_norms must be .*dict\(type='BN'\), got 'BN'"),
     *((dict(drop_path_rate=rate), f'got {re.escape(str(rate))}')
       for rate in (1.0, -0.1, [0.0, 0.1])),
     (dict(out_indices=(0, 4)), r'0 to 3, .*got \(0, 4\)'),
     (dict(frozen_stages=5), 'frozen_stages must be -1 to 4, got 5'),
     (dict(attn_cfg=dict(per_stage=dict(init_cfg=[4] * 5))), r'one entry .*\[4, 4, 4, 4, 4\]'),
+    (dict(type='SOFT', out_type='cls_token'), r'=\(3,\), .* got out_indices=\(0, 1, 2, 3\)'),
+    (dict(type='SOFT', out_type='cls_token', with_cls_token=False), 'needs a class token'),
+    (dict(type='SOFT', attn_cfg=[None] * 3 + [dict(rope=True)]), r'_tokens=1 .*rope=.*\(True\)'),
+    (dict(type='SOFT', attn_cfg=dict(type='PolaAttention')), "got 'PolaAttention'"),
     (dict(type='ViT', with_dist_token=True, with_cls_token=False), 'True needs a class token'),
     (dict(type='DINOv2', num_registers=-1), 'num_registers must be .* got -1'),
     (dict(type='SwinV2', pretrained_windows=(12, 12)), r'pretrained_win.* got \(12, 12\)'),
@@ -129,24 +122,14 @@ def test_options_that_cannot_be_are_quoted(options, quoted):
         build(**{'name': options.pop('type', 'LaplacianFormer'), **options})
 
 
-def test_convolutions_may_be_in_the_place_of_positions():
-    backbone = build('ViT', cpe_kernel=3, with_cls_token=False)
-    assert 'position' not in backbone.stages[0]
-    assert backbone(torch.randn(1, 3, 32, 50))[0].shape[2:] == (2, 4)
-
-
 @pytest.mark.parametrize('name', BACKBONES)
 def test_maps_have_the_memory_format_of_the_images(name):
     backbone = build(name).eval()
-    plain = backbone(IMAGES)
-    for out in plain:
-        assert out.is_contiguous()
-    channels_last = IMAGES.to(memory_format=torch.channels_last)
-    converted = build(name).eval().to(memory_format=torch.channels_last)
-    converted.load_state_dict(backbone.state_dict())
-    for model in (backbone, converted):
-        for out, expected in zip(model(channels_last), plain):
-            assert out.is_contiguous(memory_format=torch.channels_last)
+    plain, last = backbone(IMAGES), dict(memory_format=torch.channels_last)
+    assert all(out.is_contiguous() for out in plain)
+    for model in (backbone, copy.deepcopy(backbone).to(**last)):
+        for out, expected in zip(model(IMAGES.to(**last)), plain):
+            assert out.is_contiguous(**last)
             # Convolutions in another memory format may sum in another order: rounding of fp32.
             torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
 
@@ -154,26 +137,21 @@ def test_maps_have_the_memory_format_of_the_images(name):
 @pytest.mark.parametrize('norm_eval', [False, True])
 def test_norm_eval_keeps_the_statistics_of_batch_norms(norm_eval):
     backbone = build('SOFT', norm_eval=norm_eval).train()
-    norms = [m for m in backbone.modules() if isinstance(m, nn.BatchNorm2d)]
-    before = [norm.running_mean.clone() for norm in norms]
+    before = {name: value.clone() for name, value in backbone.named_buffers() if 'mean' in name}
     backbone(IMAGES)
-    changed = [not torch.equal(a, norm.running_mean) for a, norm in zip(before, norms)]
-    assert norms and changed == [not norm_eval] * len(norms)
-    assert all(p.requires_grad for norm in norms for p in norm.parameters())
-    assert backbone.training
+    changed = [not torch.equal(a, backbone.get_buffer(name)) for name, a in before.items()]
+    assert before and changed == [not norm_eval] * len(before)
+    assert backbone.training and all(p.requires_grad for p in backbone.parameters())
 
 
 @pytest.mark.parametrize('name', BACKBONES)
 def test_drop_rate_reaches_every_ffn_and_position(name):
     backbone = build(name, drop_rate=0.25)
-    blocks = [m for m in backbone.modules() if isinstance(m, Block)]
-    for block in blocks:
-        assert {m.p for m in block.ffn.modules() if isinstance(m, nn.Dropout)} == {0.25}
-    positions = [stage['position'] for stage in backbone.stages if 'position' in stage]
-    assert [position.drop.p for position in positions] == [0.25] * len(positions)
-    assert not any(m.drop_prob for m in backbone.modules() if isinstance(m, DropPath))
-    assert not torch.equal(backbone.train()(IMAGES)[-1], backbone(IMAGES)[-1])
-    assert torch.equal(backbone.eval()(IMAGES)[-1], backbone(IMAGES)[-1])
+    for block in backbone.modules():
+        if isinstance(block, Block):
+            assert {m.p for m in block.ffn.modules() if isinstance(m, nn.Dropout)} == {0.25}
+            assert not block.drop_path.drop_prob
+    assert all(stage['position'].drop.p == 0.25 for stage in backbone.stages if 'position' in stage)
 
 
 def has_projection(cfg):
@@ -181,15 +159,10 @@ def has_projection(cfg):
     return issubclass(cls, QKVAttention) and cfg.get('proj', cls.frame.proj)
 
 
-WITH_PROJECTION = [cfg for cfg in CASES if has_projection(cfg)]
-
-
-@each(WITH_PROJECTION)
+@each(filter(has_projection, CASES))
 def test_projections_drop_behind_themselves_and_linears_go_without_a_bias(cfg):
-    for qkv_bias in (True, False):
-        attention = build_attention(dict(cfg, proj_drop=0.5, qkv_bias=qkv_bias)).train()
-        names = dict(attention.named_parameters())
-        assert bool({'qkv.bias', 'kv.bias'} & set(names)) == qkv_bias
+    attention = build_attention(dict(cfg, proj_drop=0.5, qkv_bias=False)).train()
+    assert not {'qkv.bias', 'kv.bias'} & {*dict(attention.named_parameters())}
     if 'value_shortcut' in cfg:
         return  # which is added behind the projection
     nn.init.ones_(attention.proj.bias)
@@ -197,3 +170,18 @@ def test_projections_drop_behind_themselves_and_linears_go_without_a_bias(cfg):
     x = torch.randn(4, 49, 64)
     assert attention(x, (7, 7)).unique().tolist() == [0, 2]  # dropped, or kept and scaled up
     assert attention.eval()(x, (7, 7)).unique().tolist() == [1]
+
+
+def test_names_of_ours_are_ours_alone():
+    """All plugins of OpenMMLab share a registry: the later of two modules of one name wins."""
+    for toolbox in ('mmpretrain', 'mmdet', 'mmseg'):
+        pytest.importorskip(f'{toolbox}.models')
+
+    def names(of):
+        own = set(of.module_dict)
+        return own.union(*(names(child) for child in of.children.values()))
+
+    for root in (value for value in vars(registry).values() if isinstance(value, Registry)):
+        ours = {name for name, cls in root.module_dict.items() if cls.__module__.startswith('mmla')}
+        for child in root.children.values():
+            assert not ours & names(child), child.scope

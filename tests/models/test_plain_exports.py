@@ -23,8 +23,7 @@ def published(name):
     arch = next(arch for key, arch in cls.arch_zoo.items() if key != 'micro')
     # Every second block of Swin has shifted windows, where a map has several.
     depths = (2, 1, 2, 1) if 'Swin' in name else (1, 1, 1, 1)
-    arch = dict(arch, depths=depths[: len(arch['depths'])])
-    return cls(arch=arch).eval(), torch.randn(1, 3, 224, 224)
+    return cls(arch=dict(arch, depths=depths[: len(arch['depths'])])).eval()
 
 
 def by_onnx(dynamo):
@@ -63,7 +62,7 @@ SINCE = {'torch.export': (2, 6), 'torch.onnx by torch.export': (2, 7)}
 def test_a_backbone_leaves_as_it_is(name, way):
     if SINCE.get(way, (2, 1)) > VERSION:
         pytest.skip(f'{way} of this torch, {torch.__version__}, is not the one of today')
-    backbone, image = published(name)
+    backbone, image = published(name), torch.randn(1, 3, 224, 224)
     # With gradients, as they are without a word: PyTorch then takes other kernels of softmax.
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # of sizes that a trace compares
@@ -78,13 +77,12 @@ def test_an_exported_attention_has_the_gradients_of_its_signs():
     cfg = dict(type='EcoFormerAttention', embed_dims=32, num_heads=2, input_resolution=(4, 4))
     attention, x = MODELS.build(cfg), torch.randn(2, 16, 32)
     exported = torch.export.export(attention, (x, (4, 4))).module()
-    x.requires_grad_()  # it did not when the graph was made
     found = []
     for function in (attention, exported):
-        weights = dict(function.named_parameters())
-        out = function(x, (4, 4))
-        grads = torch.autograd.grad(out.square().sum(), [x, *weights.values()])
-        found.append(dict(zip(['x', *weights], grads), out=out))
+        x.requires_grad_()  # it did not when the graph was made
+        out, leaves = function(x, (4, 4)), dict(function.named_parameters(), x=x)
+        grads = torch.autograd.grad(out.square().sum(), leaves.values())
+        found.append(dict(zip(leaves, grads), out=out))
     assert all(value.any() for value in found[0].values())
     # Sums in another order; some weights cancel out in most of the gradient.
     torch.testing.assert_close(found[1], found[0], atol=1e-5, rtol=1e-3)

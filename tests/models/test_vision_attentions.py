@@ -3,7 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import doubles, make_attention
+from conftest import doubles, make_attention, split_heads
+from torch.autograd import gradcheck, gradgradcheck
+
+from mmlaplace.models.layers import signed_powers
+from mmlaplace.models.layers.deformable import DeformableConv
 
 CLOSE = dict(atol=1e-10, rtol=1e-10)  # two orders of the same fp64 sums
 
@@ -50,25 +54,20 @@ def test_the_rate_of_the_inner_step_scales_it():
 
 
 def test_sums_that_no_half_holds_reach_the_norm_of_nala():
-    attention = build('NaLaAttention')
+    attention, outs = build('NaLaAttention'), []
     q, k = torch.zeros(2, 1, 2, 35, 8)
-    v = torch.rand(1, 2, 35, 8).half().float()  # so that it is the same in all dtypes
+    v = torch.rand(1, 2, 35, 8).half()  # so that it is the same in all dtypes
     # Queries and keys that share no feature: the normaliser is its epsilon, and the rotated
     # products are not zero.
     q[..., 0], k[..., 1] = 1.0, 1.0
-    gate = torch.ones(1, 35, 16)
-
-    def gated(dtype):
-        attention.to(dtype)
-        mixed = attention.mix(*(x.to(dtype) for x in (q, k, v)), (5, 7))
-        return mixed, attention.apply_gate(attention.merge_heads(mixed), gate.to(dtype))
-
-    mixed, truth = gated(torch.float64)
-    assert mixed.abs().max() > torch.finfo(torch.float16).max
-    _, out = gated(torch.float16)
-    assert out.dtype == torch.float16
+    for dtype in (torch.float64, torch.float16):
+        mixed = attention.to(dtype).mix(*(x.to(dtype) for x in (q, k, v)), (5, 7))
+        assert dtype == torch.float16 or mixed.abs().max() > torch.finfo(torch.float16).max
+        gate = torch.ones(1, 35, 16, dtype=dtype)
+        outs.append(attention.apply_gate(attention.merge_heads(mixed), gate))
+    assert outs[1].dtype == torch.float16
     # Eleven bits of a result of size one, and fp32 before it.
-    torch.testing.assert_close(out.double(), truth, atol=4e-3, rtol=4e-3)
+    torch.testing.assert_close(outs[1].double(), outs[0], atol=4e-3, rtol=4e-3)
 
 
 @pytest.mark.parametrize('hw_shape', [(5, 7), (3, 1), (1, 4), (1, 1)])
@@ -92,12 +91,9 @@ def test_windows_are_averaged_place_by_place_with_reflected_borders():
     x = doubles(2, 15 * 9, 16)
     for step in (1, 2):
         extent = 6 * step + 1
-        maps = x.mT.unflatten(2, (15, 9))
-        maps = F.pad(maps, (0, -9 % extent, 0, -15 % extent), 'reflect')
-        windows = [maps[:, :, i : i + extent : step, j : j + extent : step]
-                   for i in range(0, maps.shape[2], extent)
-                   for j in range(0, maps.shape[3], extent)]  # fmt: skip
-        expected = torch.stack(windows).mean(0).flatten(2).mT.unflatten(-1, (2, 8)).transpose(1, 2)
+        maps = F.pad(x.mT.unflatten(2, (15, 9)), (0, -9 % extent, 0, -15 % extent), 'reflect')
+        windows = maps.unfold(2, extent, extent).unfold(3, extent, extent)[..., ::step, ::step]
+        expected = windows.mean((2, 3)).flatten(2).mT.unflatten(-1, (2, 8)).transpose(1, 2)
         out = attention.averages(x, (15, 9), step)
         torch.testing.assert_close(out, expected, atol=1e-12, rtol=0)
 
@@ -105,18 +101,16 @@ def test_windows_are_averaged_place_by_place_with_reflected_borders():
 @pytest.mark.slow
 def test_large_kernels_equal_those_of_mmpretrain():
     van = pytest.importorskip('mmpretrain.models.backbones.van')
-    theirs = van.SpatialAttention(16).double()
-    ours = build('LargeKernelAttention', shortcut=True)
+    theirs, ours = van.SpatialAttention(16).double(), build('LargeKernelAttention', shortcut=True)
+    gating = 'spatial_gating_unit.'
     starts = {
-        'proj_1.': 'value.', 'proj_2.': 'proj.', 'spatial_gating_unit.DW_conv.': 'near.conv.',
-        'spatial_gating_unit.DW_D_conv.': 'far.', 'spatial_gating_unit.conv1.': 'weight.',
+        'value.': 'proj_1.', 'proj.': 'proj_2.', 'near.conv.': f'{gating}DW_conv.',
+        'far.': f'{gating}DW_D_conv.', 'weight.': f'{gating}conv1.',
     }  # fmt: skip
-    state = {}
-    for name, value in theirs.state_dict().items():
-        (start,) = (start for start in starts if name.startswith(start))
-        name = starts[start] + name[len(start) :]
-        state[name] = value.view(ours.state_dict()[name].shape)
-    ours.load_state_dict(state)
+    for start, their_start in starts.items():
+        for kind in ('weight', 'bias'):
+            own, value = ours.get_parameter(start + kind), theirs.get_parameter(their_start + kind)
+            own.data = value.data.view_as(own)
     x = doubles(2, 16, 5, 9)
     out = ours(x.flatten(2).mT, (5, 9)).mT.unflatten(2, (5, 9))
     torch.testing.assert_close(out, theirs(x), **CLOSE)
@@ -143,10 +137,9 @@ def test_a_query_sees_the_nearest_places_of_its_residue(hw_shape, kernel_size, d
         step = min(dilation, max(1, side // kernel_size))
         axis = torch.zeros(side, side, dtype=torch.bool)
         for query in range(side):
-            alike = [place for place in range(side) if (place - query) % step == 0]
-            own = alike.index(query)
+            alike = list(range(query % step, side, step))
             count = min(kernel_size, side // step)
-            start = min(max(own - count // 2, 0), len(alike) - count)
+            start = min(max(query // step - count // 2, 0), len(alike) - count)
             axis[query, alike[start : start + count]] = True
         seen = torch.kron(seen.int(), axis.int()).bool()
     q, k, v = doubles(3, 1, 2, hw_shape[0] * hw_shape[1], 8)
@@ -197,9 +190,88 @@ def test_choices_of_experts_are_those_of_their_landmarks(prefix):
 
 
 def test_a_class_token_has_no_convolution_in_mita():
-    attention = build('MiTAAttention', num_prefix_tokens=1, lepe_kernel=3)
-    x = doubles(1, 21, 16)
+    attention, x = build('MiTAAttention', num_prefix_tokens=1, lepe_kernel=3), doubles(1, 21, 16)
     local = attention.local_branch(x, x, (4, 5))
     assert not local[:, 0].any()
     torch.testing.assert_close(local[:, 1:], attention.lepe(x[:, 1:], (4, 5)), **CLOSE)
-    assert attention(x, (4, 5)).shape == x.shape
+
+
+# ---- PolaFormer's attention, its deformable filters and its signed powers
+
+
+@pytest.mark.parametrize('options', [
+    {}, dict(polarity=False), dict(gate=False), dict(gate_form='matrix'), dict(power=1),
+    dict(power=2.5), dict(lepe_kernel=0),
+], ids=str)  # fmt: skip
+def test_the_linear_time_form_of_pola_equals_the_dense_formula(options):
+    attention, x = build('PolaAttention', (6, 8), std=0.5, **options), doubles(2, 48, 16)
+    query, *gate = attention.qkv(x).split(16, dim=-1)
+    key, value = attention.kv(x).chunk(2, dim=-1)
+    key = key + attention.key_positions.flatten(2).mT
+    scale = torch.log(1 + attention.scale.exp())
+    query, key, value = split_heads(query / scale), split_heads(key / scale), split_heads(value)
+    assert ('power' in dict(attention.named_parameters())) == ('power' not in options)
+    power = options.get('power') or 1 + 4 / (1 + (-attention.power).exp())
+    plus, minus = ([(s * t).clamp(min=0) ** power for t in (query, key)] for s in (1, -1))
+    weights = [plus[0] @ plus[1].mT]
+    if attention.polarity:
+        opposite = minus[0] @ plus[1].mT + plus[0] @ minus[1].mT
+        weights = [weights[0] + minus[0] @ minus[1].mT, opposite]
+    streams = zip(weights, value.chunk(len(weights), dim=-1))
+    out = torch.cat([w / (w.sum(-1, keepdim=True) + 48e-6) @ part for w, part in streams], dim=-1)
+    if attention.lepe is not None:
+        images = value.reshape(4, 6, 8, 8).permute(0, 3, 1, 2)  # heads are images
+        out = out + attention.lepe.conv(images).flatten(2).mT.view(2, 2, 48, 8)
+    out = out.transpose(1, 2).flatten(2)
+    if 'gate_form' in options:
+        gate = [attention.gate_matrix.flatten(2).mT]
+    assert len(gate) == options.get('gate', 1)
+    out = out * gate[0] if gate else out
+    torch.testing.assert_close(attention(x, (6, 8)), attention.proj(out), **CLOSE)
+
+
+@pytest.mark.parametrize('hw_shape', [(3, 5), (1, 4)])
+def test_a_deformable_convolution_equals_that_of_torchvision(hw_shape):
+    ops = pytest.importorskip('torchvision.ops')
+    conv = DeformableConv(6, 3, 2, 'head_channel').double()
+    assert not any(parameter.any() for parameter in conv.offset.parameters())
+    torch.nn.init.normal_(conv.offset.weight)  # far enough to leave the map
+    x = doubles(2, hw_shape[0] * hw_shape[1], 6).requires_grad_()
+    maps = x.mT.unflatten(2, hw_shape)
+    weight, bias = conv.filters()
+    expected = ops.deform_conv2d(maps, conv.offset(maps), weight, bias, padding=1).flatten(2).mT
+    out = conv(x, hw_shape)
+    torch.testing.assert_close(out, expected, **CLOSE)
+    wanted, grad = [x, conv.offset.weight, conv.conv.weight, conv.conv.bias], torch.randn_like(out)
+    grads = (torch.autograd.grad(y, wanted, grad) for y in (out, expected))
+    torch.testing.assert_close(*grads, **CLOSE)
+
+
+# Signed powers by one exponential.
+
+
+def formula(x, power, scale):
+    return torch.cat([F.relu(x / scale) ** power, F.relu(-x / scale) ** power], dim=-1)
+
+
+def inputs(tokens):
+    """x, powers and scales of which a derivative may be taken."""
+    power, scale = 1.05 + 4 * torch.rand(3, 1, 5), 0.5 + torch.rand(3, 1, 5)
+    x = torch.randn(2, 3, tokens, 5)
+    return [value.double().requires_grad_() for value in (x, power, scale)]
+
+
+def test_signed_powers_and_their_gradients_are_those_of_the_formula():
+    leaves, chance = inputs(6), doubles(2, 3, 6, 10)
+    leaves[0].data[0, 0, :2] = 0
+    outs = [function(*leaves) for function in (signed_powers, formula)]
+    found = [(out, *torch.autograd.grad((out * chance).sum(), leaves)) for out in outs]
+    # The same numbers in fp64; exp(p log x) rounds the exponent, whose size is below 100.
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+def test_signed_powers_have_derivatives_of_two_orders():
+    leaves = inputs(2)
+    leaves[0].data[leaves[0].abs() < 0.1] = 0.1  # finite differences must not cross zero
+    assert gradcheck(signed_powers, leaves)
+    assert gradgradcheck(signed_powers, leaves)

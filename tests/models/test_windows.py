@@ -5,7 +5,7 @@ import torch
 from conftest import doubles, make_attention
 from test_backbones import build, small
 
-from mmlaplace.models import PolaFormerSwin, WindowAttention
+from mmlaplace.models import WindowAttention
 
 
 def attention(hw_shape=(12, 12), **options):
@@ -22,13 +22,11 @@ def test_windows_are_those_of_swin(hw_shape, shifted):
     ours = make_attention('WindowAttention', hw_shape, 0.5, window_size=side, shifted=shifted)
     shift = side // 2 if shifted and min(hw_shape) > 7 else 0
     theirs = attentions.ShiftWindowMSA(16, 2, side, shift_size=shift, pad_small_map=True)
-    theirs.double().eval().w_msa.load_state_dict(
-        {
-            **{k: v for k, v in ours.attn.state_dict().items() if k.startswith(('qkv', 'proj'))},
-            'relative_position_bias_table': ours.attn.relative_bias.flatten(2)[0].T,
-            'relative_position_index': theirs.w_msa.relative_position_index,
-        }
-    )
+    weights = ours.attn.state_dict()
+    table = weights.pop('relative_bias').flatten(2)[0].T
+    weights['relative_position_bias_table'] = table
+    weights['relative_position_index'] = theirs.w_msa.relative_position_index
+    theirs.double().eval().w_msa.load_state_dict(weights)
     x = doubles(2, hw_shape[0] * hw_shape[1], 16)
     torch.testing.assert_close(ours(x, hw_shape), theirs(x, hw_shape), atol=1e-10, rtol=1e-10)
 
@@ -50,13 +48,11 @@ def test_even_windows_are_as_few_and_add_less_than_a_row_each(window_size):
 def test_even_windows_are_the_attention_of_each_window():
     even = attention(window_size=4)
     x = doubles(1, 5 * 6, 16)  # 2 x 2 windows of 3 x 3, and a row of zeros
-    padded = torch.nn.functional.pad(x.view(1, 5, 6, 16), (0, 0, 0, 0, 0, 1))
-    expected = torch.zeros_like(padded)
-    for i in (0, 3):
-        for j in (0, 3):
-            window = padded[:, i : i + 3, j : j + 3].reshape(1, 9, 16)
-            expected[:, i : i + 3, j : j + 3] = even.attn(window, (3, 3)).view(1, 3, 3, 16)
-    torch.testing.assert_close(even(x, (5, 6)), expected[:, :5].reshape(1, 30, 16))
+    padded = torch.nn.functional.pad(x.view(5, 6, 16), (0, 0, 0, 0, 0, 1))
+    windows = padded.unflatten(0, (2, 3)).unflatten(2, (2, 3)).transpose(1, 2)  # (2, 2, 3, 3, C)
+    out = even.attn(windows.reshape(4, 9, 16), (3, 3)).view(windows.shape)
+    expected = out.transpose(1, 2).flatten(2, 3).flatten(0, 1)[:5]
+    torch.testing.assert_close(even(x, (5, 6)), expected.reshape(1, 30, 16))
 
 
 def test_shifted_even_windows_keep_softmax_from_the_other_border():
@@ -70,14 +66,8 @@ def test_shifted_even_windows_keep_softmax_from_the_other_border():
     assert grad.view(6, 10, 16).abs().sum((1, 2)).nonzero().flatten().tolist() == [4, 5]
 
 
-def test_polaformer_swin_has_even_windows_where_it_is_linear():
-    backbone = PolaFormerSwin(arch='micro', img_size=224)
-    even = [stage['blocks'][0].attn.even_windows for stage in backbone.stages]
-    assert even == [True, True, False, False]
-
-
-@pytest.mark.parametrize('name', ['Swin', 'PolaFormerSwin'])
-def test_windows_of_every_second_block_are_shifted_unless_all_are_told(name):
+@pytest.mark.parametrize(('name', 'even'), [('Swin', 0), ('PolaFormerSwin', 2)])
+def test_windows_of_every_second_block_are_shifted_unless_all_are_told(name, even):
     arch = dict(small(name), depths=(3, 2, 1, 4))
     usual = [[False, True, False], [False, True], [False], [False, True] * 2]
     for told in (None, False, True):
@@ -85,3 +75,6 @@ def test_windows_of_every_second_block_are_shifted_unless_all_are_told(name):
         stages = build(name, arch, attn_cfg=attn_cfg).stages
         shifted = [[block.attn.shifted for block in stage['blocks']] for stage in stages]
         assert shifted == (usual if told is None else [[told] * len(stage) for stage in usual])
+        # In the stages that are linear.
+        evens = [stage['blocks'][0].attn.even_windows for stage in stages]
+        assert evens == [True] * even + [False] * (4 - even)
