@@ -17,7 +17,7 @@ from reproduce_modules import paper_tables, plan, report, tool, trained
 
 from mmlaplace.lab.reproduction import figure_numbers as numbers
 from mmlaplace.lab.reproduction.gpu_hours import gpu_hours
-from mmlaplace.model_zoo import read_models
+from mmlaplace.model_zoo import files_root, read_models
 
 TABLES = paper_tables.read_tables()
 RUNS = [(table, row, run) for table in TABLES for row in table.rows for run in row.runs]
@@ -111,7 +111,7 @@ def test_metafiles_have_the_values_of_the_tables():
         for table, run in runs:
             both = [values[name] not in (None, value) for name, value in run.published.items()
                     if name in values]  # fmt: skip
-            if ROOT / run.full.config == model.config and any(both):
+            if files_root() / run.full.config == model.config and any(both):
                 different.add((model.name, table))
     assert different == set(DIFFERENT)
 
