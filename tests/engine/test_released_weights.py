@@ -25,6 +25,12 @@ from mmlaplace.checkpoints import DENSE, PUBLISHED, load_weights, read_state_dic
 
 TINY = PUBLISHED['ravlt_tiny'].weights
 CLASSIFIER = 'ravlt-tiny_8xb128_in1k'
+# The smallest of each family whose file has an address.
+SMALLEST = (
+    'agent_deit_tiny', 'cswin_tiny', 'deit_tiny', 'efficientvit_b0', 'flatten_pvt_v2_b0',
+    'inline_deit_tiny', 'mavit_small', 'mlla_tiny', 'mobilevitv2_050', 'prepbn_deit_tiny',
+    'pvt_tiny', 'pvt_v2_b0', 'slab_deit_tiny', 'swiftformer_xs', 'swin_tiny', 'xcit_nano_12_p16',
+)  # fmt: skip
 
 
 def put(server, address, content):
@@ -49,15 +55,21 @@ def authors(website, monkeypatch):  # noqa: F811
     return website
 
 
+def random_weights(name, depth=99):
+    """Random weights with the names and shapes of a released file, of so many blocks a stage."""
+    weights = {}
+    for key, shape in shapes_of(name).items():
+        block = re.match(r'(?:.*\bblocks|stage\d+|block\d+)\.(\d+)\.', key)
+        if not block or int(block[1]) < depth:
+            value = torch.rand(shape) * (0.2 if len(shape) > 1 else 1) + 0.1 * ('var' in key)
+            weights[key] = value.long() if 'num_batches' in key else value
+    return weights
+
+
 @pytest.fixture(scope='module')
 def ravlt():
-    """Random weights with the names and shapes of RAVLT-tiny's."""
     torch.manual_seed(0)
-    weights = {}
-    for key, shape in shapes_of('ravlt_tiny').items():
-        value = torch.rand(shape) * (0.2 if len(shape) > 1 else 1) + 0.1 * ('var' in key)
-        weights[key] = value.long() if 'num_batches' in key else value
-    return weights
+    return random_weights('ravlt_tiny')
 
 
 @pytest.fixture(scope='module')
@@ -127,6 +139,25 @@ def test_a_name_converts_to_a_file(downloaded, tmp_path):
     tool = ROOT / 'tools/model_converters/convert.py'
     output_of(tool, 'mmlaplace://ravlt-tiny', '--out', out)
     load_weights(MODELS.build(dict(type='RAVLT', arch='tiny', out_norms=False)), out)
+
+
+@pytest.mark.parametrize('name', SMALLEST)
+def test_every_family_loads_from_its_authors_address(authors, name, monkeypatch):
+    address, backbone = PUBLISHED[name].weights, dict(PUBLISHED[name].backbone, out_indices=-1)
+    shallow = not name.startswith(('efficient', 'mobile', 'swift', 'xcit'))  # else small enough
+    if shallow:
+        arch = backbone['arch']
+        sizes = arch if isinstance(arch, dict) else MODELS.get(backbone['type']).arch_zoo[arch]
+        backbone['arch'] = dict(sizes, depths=(1,) * len(sizes['depths']))
+    if name == 'deit_tiny':  # whose address has digits of the file's hash
+        address = re.sub('-[0-9a-f]{8}', '', address)
+        monkeypatch.setitem(PUBLISHED, name, PUBLISHED[name]._replace(weights=address))
+    put(authors, address, dict(model=random_weights(name, 1 if shallow else 99)))
+    with torch.device('meta'):  # random weights would take seconds
+        module = MODELS.build(backbone)
+    report = load_weights(module.to_empty(device='cpu'), f'mmlaplace://{name.replace("_", "-")}')
+    assert not report.missing and not report.unexpected and not report.resized
+    assert authors.asked[0].startswith(urlsplit(address).path)
 
 
 def test_a_web_page_in_the_place_of_weights_is_one_sentence_and_leaves_nothing(authors):

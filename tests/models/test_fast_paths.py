@@ -7,9 +7,11 @@ import copy
 
 import pytest
 import torch
-from conftest import registered
+import torch.distributed as dist
+from conftest import needs_torch, registered
 from mmengine.registry import MODELS
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.utils import prune
 
 from mmlaplace.models import BaseAttention
@@ -139,3 +141,23 @@ def test_training_keeps_no_hidden_map_where_that_is_large(monkeypatch, large, mo
     with hooks:
         ffn(x, (20, 20))
     assert max(map(torch.numel, kept)) == most
+
+
+@needs_torch(2, 3)  # FSDP on a CPU
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore::FutureWarning')
+def test_a_sharded_ffn_has_all_of_its_gradients(tmp_path):
+    ffn, norms = FFN(16, 4), []
+    plain = copy.deepcopy(ffn)
+    plain.is_one_op = lambda x: False
+    dist.init_process_group('gloo', init_method=f'file://{tmp_path}/store', rank=0, world_size=1)
+    try:
+        for model in (ffn, plain):
+            sharded = FullyShardedDataParallel(model, device_id=torch.device('cpu'))
+            torch.manual_seed(1)
+            sharded(torch.randn(1, HW[0] * HW[1], 16), HW).sin().sum().backward()
+            squares = [p.grad.square().sum() for p in sharded.parameters() if p.grad is not None]
+            norms.append(torch.stack(squares).sum())
+    finally:
+        dist.destroy_process_group()
+    torch.testing.assert_close(*norms, rtol=1e-4, atol=0)  # of fp32 sums in two orders

@@ -72,7 +72,6 @@ PUBLIC_FITS = {
 FITS = {
     'pooled_landmarks': [('k', 'size')],
     '_pooled_landmarks_backward': [('k', 'size')],
-    '_nystrom_attention_backward': [('grad', 'dtype')],  # it is quoted by its shape
     'linear_attention': [('v', 'size')],
     '_linear_attention_backward': [('v', 'size')],
 }

@@ -18,7 +18,7 @@ from torch.utils import cpp_extension
 
 from mmlaplace.analysis.recording import steps_watched
 from mmlaplace.models import LaplacianAttention
-from mmlaplace.ops import _native
+from mmlaplace.ops import _native, laplacian_kernel
 from mmlaplace.ops.landmark_attention import composed
 from mmlaplace.ops.linear_attention import linear_attention_reference
 from mmlaplace.ops.nystrom_attention import nystrom_attention_reference
@@ -134,6 +134,28 @@ def test_attention_for_gpus_has_the_values_and_gradients_of_the_reference(
     assert out.dtype == dtype and out.transpose(1, 2).is_contiguous()
     arguments = (table, *constants)
     assert_like(nystrom_attention_reference, inputs, arguments, out, gradients, grad)
+
+
+@pytest.mark.parametrize(('dtype', 'whitening_eps'), [
+    (torch.float32, 1e-5), (torch.float32, None), (torch.float16, 1e-5), (torch.bfloat16, 1e-5),
+])  # fmt: skip
+def test_tensor_cores_are_as_accurate_as_fp32(ops, dtype, whitening_eps):
+    (*tokens, landmarks, _, scale), _ = attention_inputs((1, 1, 64, 45, 33, 12), 0, dtype)
+    landmarks = landmarks.double()
+    # Landmarks that are close, so that products are differences of large numbers.
+    landmarks = landmarks[:, :, :1] + 0.3 * landmarks
+    inverse = torch.linalg.inv(laplacian_kernel(landmarks, landmarks, 16.0)).float()
+    inputs = (*tokens, landmarks.float(), inverse, scale)
+    constants = ('laplacian', 16.0, whitening_eps, 'half')
+    wanted = nystrom_attention_reference(*(x.double() for x in inputs), None, *constants)
+
+    def error():
+        return (ops.nystrom_attention(*inputs, None, *constants)[0].double() - wanted).norm()
+
+    by_threads = error()
+    ops.set_tensor_cores(True)
+    by_cores = error()
+    assert 0 < by_cores < 2 * by_threads  # they round otherwise, and no worse
 
 
 # Its power -3/2 is infinite in fp32.
