@@ -87,8 +87,8 @@ def full_disk():
     return limited()
 
 
-def marks_of_case(number: int, every: int, slow: int = 3) -> list:
-    """Of many cases every so many is fast, every third or so slow, and the others are thorough."""
+def marks_of_case(number: int, every: int, slow: int = 6) -> list:
+    """Of many cases every so many is fast, every sixth or so slow, and the others are thorough."""
     if number % every == 0:
         return []
     return [pytest.mark.thorough if number % slow else pytest.mark.slow]

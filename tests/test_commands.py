@@ -177,7 +177,7 @@ def own(task: str, word: str) -> str:
 @pytest.mark.parametrize(
     'page',
     [  # tests/tools has the tools of the other pages
-        pytest.param(page, id=name, marks=() if re.match('README|docs/tutorials|docs/get', name)
+        pytest.param(page, id=name, marks=() if re.match('README|docs/get', name)
                      else [pytest.mark.thorough, *[needs_torch(2, 6)] * name.endswith('deploy.md')])
         for page in RUNNABLE for name in [str(page.relative_to(ROOT))]
     ],

@@ -61,6 +61,7 @@ def code_blocks(document: Path, language: str) -> list:
 
 
 @pytest.mark.docs
+@pytest.mark.thorough
 def test_the_site_has_every_page_and_no_warning(tmp_path):
     """Dead links, and classes that a page names and there are not, are warnings of Sphinx."""
     pytest.importorskip('sphinx', reason='no Sphinx: pip install -r requirements/docs.txt')

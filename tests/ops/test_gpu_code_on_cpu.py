@@ -27,6 +27,8 @@ from mmlaplace.ops.pooled_landmarks import pooled_landmarks_reference
 COMPILER = os.environ.get('CXX') or 'g++'
 pytestmark = [
     pytest.mark.build,
+    pytest.mark.thorough,  # about the development
+    pytest.mark.xdist_group('gpu_code'),  # which is compiled once in a process
     pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f'no compiler {COMPILER}'),
 ]
 PLENTY = 227 << 10  # bytes of shared memory, as a block of an H100 can have

@@ -78,6 +78,7 @@ def test_an_op_leaves_as_standard_operators(name):
 
 @needs_torch(2, 7)  # since then the new exporter takes dynamic shapes
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_ops_leave_by_the_new_exporter():
     pytest.importorskip('onnxscript')
     # Together, as each export takes seconds. Attention has the Laplacian, pooling and an inverse.

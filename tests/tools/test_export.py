@@ -219,6 +219,7 @@ def test_a_difference_that_is_no_number_is_beyond_every_tolerance(half):
 
 
 @needs_export
+@pytest.mark.thorough
 def test_small_images_are_captured_and_verified_at_sizes_that_a_dynamic_file_takes():
     form = deployable(build('polaformer-pvt')).requires_grad_(False)
     with use_backend('reference'):

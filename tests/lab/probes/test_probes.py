@@ -89,6 +89,7 @@ def test_a_task_that_cannot_be_is_refused_in_a_sentence(probe, message):
 
 
 @pytest.mark.training
+@pytest.mark.thorough
 def test_softmax_solves_a_small_recall_and_hydra_does_not():
     probe, accuracy = build_probe(dict(type='recall', pairs=16)), {}
     for name in ('SoftmaxAttention', 'HydraAttention'):

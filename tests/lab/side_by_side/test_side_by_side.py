@@ -289,6 +289,7 @@ def test_an_option_that_the_attention_refuses_is_one_sentence(option, message, t
 
 
 @pytest.mark.training
+@pytest.mark.thorough
 def test_fashion_is_a_study(fashion_files, tmp_path):
     fashion_files(tmp_path / 'data/fashion')
     output_of(
