@@ -94,18 +94,21 @@ def marks_of_case(number: int, every: int, slow: int = 6) -> list:
     return [pytest.mark.thorough if number % slow else pytest.mark.slow]
 
 
+MANY = 12  # cases of a test, of which those after every fourth are slow: --fast leaves them out
 LONG = ('sanitizer', 'build', 'training', 'docs', 'wheel')
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items):
-    cases = collections.Counter()
+    cases, of_test = collections.Counter(), collections.Counter(item.function for item in items)
     for item in items:
         sampled = item.get_closest_marker('sampled')
-        if sampled:
-            for mark in marks_of_case(cases[item.function], *sampled.args):
-                item.add_marker(mark)
-            cases[item.function] += 1
+        number, many = cases[item.function], of_test[item.function] > MANY
+        cases[item.function] += 1
+        for mark in marks_of_case(number, *sampled.args) if sampled else ():
+            item.add_marker(mark)
+        if many and number % 4 and not sampled:
+            item.add_marker('slow')
         if {'mini_data', 'exported'} & {*item.fixturenames}:  # which take half a minute to make
             item.add_marker('slow')
         # Made once, where one of several processes has all tests that take it.

@@ -82,6 +82,7 @@ def test_the_build_says_what_it_compiles_or_why_not(env, status, said):
     ('12.4', False, '1', 'FORCE_CUDA=1, but .*nvcc is of CUDA 12, and torch'),
     ('13.0', True, '0', 'sources, CPU; CUDA only with'),  # not asked for
 ])  # fmt: skip
+@pytest.mark.slow
 def test_an_nvcc_of_another_cuda_leaves_the_ops_for_the_cpu(release, gpu, asked, said, tmp_path):
     nvcc = tmp_path / 'bin/nvcc'
     nvcc.parent.mkdir()

@@ -45,6 +45,7 @@ def test_a_head_is_built_for_each_backbone(path, backbone, monkeypatch):
 
 @pytest.mark.sampled(7, 2)
 @pytest.mark.parametrize('path', HEADS, ids=lambda path: path.stem)
+@pytest.mark.slow
 def test_a_head_trains_for_a_step_and_predicts(path, monkeypatch):
     cfg = load(path, 'laplacianformer-micro', monkeypatch)
     assert train_and_predict(cfg, (192, 256), 2)['loss'] > 0

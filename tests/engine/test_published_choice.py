@@ -63,6 +63,7 @@ def test_the_tool_asks_for_the_model_or_takes_it_from_the_name(tmp_path, monkeyp
     assert {float(v.mean()) for v in read_state_dict('key.pth').values()} == {1.0}
 
 
+@pytest.mark.slow
 def test_averaged_weights_are_taken_where_the_authors_evaluate_them(tmp_path):
     for model, expected, key, other in (
         ('cswin_tiny', 2, 'model', 'model_ema'), ('mlla_tiny', 1, 'model_ema', 'model'),
@@ -95,6 +96,7 @@ def test_a_module_of_another_models_options_is_told_so_by_the_name_of_the_file(t
     ('tiny', 'best.pth', {}, r'^it is swinv2_tiny_window8_256, .* or .*window=8, and .* has 7'),
     ('base', 'swinv2_base_window8_256.pth', dict(img_size=256), '^$'),
 ])  # fmt: skip
+@pytest.mark.slow
 def test_a_swin_v2_of_shorter_windows_than_its_weights_is_told_so(size, file, options, says):
     with torch.device('meta'):
         module = MODELS.build(dict(type='SwinV2', arch=size, **options))

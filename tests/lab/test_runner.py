@@ -126,6 +126,7 @@ assert 'mmlaplace.lab.runner' in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_no_module_imports_matplotlib_or_pandas():
     result = run_python('-c', CODE)
     assert result.returncode == 0, result.stderr

@@ -65,6 +65,7 @@ def test_trains_in_one_graph(name, backend, stages):
 @needs_torch(2, 7)
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize('name', OF_FAMILY)
+@pytest.mark.slow
 def test_one_graph_for_all_sizes_has_the_ops_of_the_eager_model(name):
     torch._dynamo.reset()
     graphs = []

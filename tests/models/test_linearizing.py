@@ -114,6 +114,7 @@ def test_what_cannot_be_linearized_is_quoted(call, said):
     ('Swin', 'block', (30, 0), r'backbone\.stages\.\d\.blocks\.\d\.', 'ffn'),
     ('DeiT', 'task', (1, 30), '', 'head.weight'),
 ])  # fmt: skip
+@pytest.mark.slow
 def test_a_loss_falls_and_only_what_is_trained_changes(host, loss, steps, alone, among):
     new, old, places = tasks(host)
     before, batch = copy.deepcopy(new.state_dict()), next(labelled(99))

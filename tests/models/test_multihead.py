@@ -207,6 +207,7 @@ class Alone(nn.ModuleDict):
 
 @torch.no_grad()
 @pytest.mark.parametrize('name', ['LinearAttention', 'LaplacianAttention'])
+@pytest.mark.slow
 def test_it_is_exported_without_padding_and_compiled_with_it(name):
     pytest.importorskip('onnxruntime')
     module = LinearMultiheadAttention(C, HEADS, batch_first=True, attn_cfg=dict(type=name)).eval()

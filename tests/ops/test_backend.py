@@ -299,6 +299,7 @@ class Inverse(torch.nn.Module):
 @needs_torch(2, 5)
 @inverses
 @pytest.mark.parametrize('size', [512, 513])
+@pytest.mark.slow
 def test_a_graph_holds_the_reference_for_large_matrices_alone(name, size):
     mat, module = large(size), Inverse()
     module.name = name

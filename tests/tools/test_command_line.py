@@ -131,6 +131,7 @@ def test_hints_at_arguments_of_python_code_are_left_out(start):
     assert shown == start.removesuffix(';').removesuffix(', or,')
 
 
+@pytest.mark.slow
 def test_a_script_has_its_arguments_threads_and_log(tmp_path):
     script, log = tmp_path / 'script.py', tmp_path / 'logs/a.txt'
     script.write_text("""

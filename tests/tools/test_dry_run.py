@@ -46,7 +46,7 @@ def row_of(config, folder, *options, backbone=(), **model) -> dict:
 
 
 @pytest.mark.training
-@pytest.mark.sampled(4)
+@pytest.mark.thorough
 @pytest.mark.parametrize('config', CONFIGS, ids=lambda config: config.split('/')[-1])
 def test_a_config_of_each_task_runs(stand_ins, tmp_path, config):
     row = row_of(config, tmp_path, '--data-root', stand_ins, **CONFIGS[config])

@@ -25,6 +25,7 @@ def write(path, text) -> None:
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
+@pytest.mark.slow
 def test_listops_is_made_once_and_replaced_only_by_force(tmp_path):
     words = (MAKE, '--size', 'mini', '--count', 40, '--out', tmp_path, '--tasks', 'listops')
     output_of(*words)
@@ -40,6 +41,7 @@ def test_listops_is_made_once_and_replaced_only_by_force(tmp_path):
     assert first.read_bytes() != before
 
 
+@pytest.mark.slow
 def test_pathfinder_that_was_cut_short_goes_on(monkeypatch, tmp_path):
     tool = load_tool('tools/dataset_converters/make_lra_datasets.py')
     monkeypatch.setattr(tool, 'PART', 3)
@@ -65,6 +67,7 @@ def written(tmp_path):
     return str(tmp_path)
 
 
+@pytest.mark.slow
 def test_files_are_mapped_and_a_pair_is_padded_to_the_longer(written, tmp_path):
     assert isinstance(read_split(tmp_path / 'val').tokens, np.memmap)
     sample = LRAText(written, 'train')[0]
@@ -80,6 +83,7 @@ def test_files_are_mapped_and_a_pair_is_padded_to_the_longer(written, tmp_path):
     (LRAPixels, {}, [1, 8, END + 1, 256]),
     (LRAPixels, dict(black_is_padding=True), [0, 7, END, 255]),
 ])  # fmt: skip
+@pytest.mark.slow
 def test_ids_are_those_of_the_option(written, cls, options, expected):
     assert cls(written, 'val', **options)[0]['img'].tolist() == [expected]
 
@@ -171,6 +175,7 @@ def test_papers_are_stored_once_by_split_and_cut_at_ten_thousand_characters(tmp_
     assert LRAText(folder, 'val')[1]['img'].shape == (2, 10_000)
 
 
+@pytest.mark.slow
 def test_pictures_become_grey_and_the_last_tenth_is_held_out(tmp_path):
     folder = converted('image', tmp_path)
     splits = ('train', 'val', 'test')
@@ -181,6 +186,7 @@ def test_pictures_become_grey_and_the_last_tenth_is_held_out(tmp_path):
     assert (train[0]['gt_label'], val[0]['gt_label'], test[0]['gt_label']) == (1, 5, 6)
 
 
+@pytest.mark.slow
 def test_official_listops_and_pathfinder_are_read(tmp_path):
     sample = LRAListOps(converted('listops', tmp_path), 'test')[0]
     assert sample['img'].tolist() == [[12, 3, 10, 15]] and sample['gt_label'] == 9

@@ -101,6 +101,7 @@ def test_rows_build_and_name_scores_that_their_runs_write(table):
                 BUILT.add(key)
 
 
+@pytest.mark.slow
 def test_metafiles_have_the_values_of_the_tables():
     runs = [(table.name, run) for table, _, run in RUNS
             if run.full and run.full.options in ({}, GROWING)]  # fmt: skip
