@@ -94,7 +94,7 @@ def marks_of_case(number: int, every: int, slow: int = 6) -> list:
     return [pytest.mark.thorough if number % slow else pytest.mark.slow]
 
 
-MANY = 12  # cases of a test, of which those after every fourth are slow: --fast leaves them out
+MANY = 8  # cases of a test, of which all but every eighth are slow: --fast leaves them out
 LONG = ('sanitizer', 'build', 'training', 'docs', 'wheel')
 
 
@@ -107,7 +107,7 @@ def pytest_collection_modifyitems(items):
         cases[item.function] += 1
         for mark in marks_of_case(number, *sampled.args) if sampled else ():
             item.add_marker(mark)
-        if many and number % 4 and not sampled:
+        if many and number % MANY and not sampled:
             item.add_marker('slow')
         if {'mini_data', 'exported'} & {*item.fixturenames}:  # which take half a minute to make
             item.add_marker('slow')

@@ -248,7 +248,7 @@ def test_detr_of_a_config_has_the_rule_in_its_encoder(monkeypatch):
     out = model.encoder(x, places, padding)
     alone = model.encoder(x[1:, :20], places[1:, :20], None)
     torch.testing.assert_close(out[1:, :20], alone)
-    for wrong, match in (({}, "'SOFTT' is not reg.*did you mean"), (['enc'], 'must be a dict')):
+    for wrong, match in (({}, "'SOFTT' is not registered"), (['encoder'], 'must be a dict')):
         with pytest.raises(ValueError, match=match):
             MODELS.build(dict(type='ModelWithAttentions', model_type='SOFTT', attentions=wrong))
 
