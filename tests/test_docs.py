@@ -131,6 +131,7 @@ def test_python_of_a_page_that_imports_runs_and_gives_what_it_says(page, capsys)
 
 
 @pytest.mark.parametrize('table', ['hosts_table', 'model_zoo', 'options', 'which_attention'])
+@pytest.mark.slow
 def test_what_is_generated_is_in_step(table):
     output_of(ROOT / f'.dev_scripts/make_{table}.py', '--check')
 
@@ -188,6 +189,7 @@ def test_commands_name_scripts_options_and_configs_that_exist(document):
         assert all((ROOT / config).exists() for config in configs), words
 
 
+@pytest.mark.slow
 def test_the_readmes_first_lines_print_what_it_shows():
     code, shown = code_blocks(README, 'python')[0], code_blocks(README, 'text')[0]
     assert len([line for line in code.splitlines() if line]) <= 6

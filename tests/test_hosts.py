@@ -76,6 +76,7 @@ def test_a_host_trains_saves_and_runs_in_half_precision(host, head, images):
     assert half.dtype == torch.bfloat16 and half.isfinite().all()
 
 
+@pytest.mark.slow
 def test_the_script_trains_a_detector_by_the_trainer_loads_and_evaluates_it(tmp_path):
     need('transformers')
     pytest.importorskip('accelerate')

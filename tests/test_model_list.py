@@ -73,6 +73,7 @@ def test_paths_are_short_inside_of_the_working_directory_and_whole_outside(tmp_p
     assert path_from_here(str(tmp_path.parent / 'b.py')) == str(tmp_path.parent / 'b.py')
 
 
+@pytest.mark.slow
 def test_a_backbone_is_created_by_its_name_or_that_of_a_config_or_of_weights():
     soft = mmlaplace.create_backbone('soft-tiny-norm', attn_cfg=dict(type='SoftmaxAttention'))
     assert [x.shape[-1] for x in soft(torch.zeros(1, 3, 64, 64))] == [16, 8, 4, 2]

@@ -229,6 +229,7 @@ def test_cards_and_pictures_tell_what_the_panels_have(explorer):
         assert exported(image, panels, view, (64, 64), kind).startswith(begins)
 
 
+@pytest.mark.slow
 def test_a_click_moves_the_query_and_is_in_the_address(explorer):
     page = pytest.importorskip('explorer.page', reason='no gradio', exc_type=ImportError)
     event = SimpleNamespace(index=(0.25, 0.4))

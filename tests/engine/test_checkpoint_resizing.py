@@ -102,6 +102,7 @@ def test_the_windows_of_the_checkpoint_are_named(tmp_path, theirs, ours, message
     dict(type='LaplacianFormer', arch=ARCH), dict(type='SOFT', arch=ARCH),
     dict(type='RAVLT', arch=ARCH), dict(type='XCiTBackbone', arch='n12'),
 ], ids=lambda options: options['type'])  # fmt: skip
+@pytest.mark.slow
 def test_the_first_convolution_is_adapted_to_grey_images_by_choice(tmp_path, options):
     trained = MODELS.build(options).eval()
     file = save(tmp_path / 'a.pth', trained.state_dict(), 'backbone.')

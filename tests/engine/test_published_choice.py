@@ -45,6 +45,7 @@ def small_file(path, released, **containers):
     return path
 
 
+@pytest.mark.slow
 def test_the_tool_asks_for_the_model_or_takes_it_from_the_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = small_file(tmp_path / 'best.pth', 'soft_tiny', state_dict=1, state_dict_ema=2)
@@ -78,6 +79,7 @@ def test_averaged_weights_are_taken_where_the_authors_evaluate_them(tmp_path):
         assert f"('{key}' of it, and not '{other}')" in log.read_text()
 
 
+@pytest.mark.slow
 def test_a_module_of_another_models_options_is_told_so_by_the_name_of_the_file(tmp_path):
     file = small_file(tmp_path / 'SOFT_Tiny_norm.pth', 'soft_norm_tiny', state_dict=1)
     backbone = MODELS.build(PUBLISHED['soft_tiny'].backbone)
@@ -109,6 +111,7 @@ def test_a_swin_v2_of_shorter_windows_than_its_weights_is_told_so(size, file, op
     ('vit_small_patch16_rope_ape_224', dict(arch='small', layer_scale=1e-4), 'rotary positions'),
     ('vit_base_patch16_clip_224', PUBLISHED['clip_quickgelu_base'].backbone, 'type=GELU, and this'),
 ])  # fmt: skip
+@pytest.mark.slow
 def test_a_file_of_timm_that_only_its_name_tells_is_refused(name, options, said, tmp_path):
     timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
     with torch.device('meta'):  # random weights would take seconds

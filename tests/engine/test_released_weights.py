@@ -89,6 +89,7 @@ def timm_with_models():
     return timm
 
 
+@pytest.mark.slow
 def test_each_door_of_a_backbone_loads_the_authors_file(downloaded, ravlt):
     init_cfg = dict(type='Pretrained', checkpoint='mmlaplace://ravlt-tiny')
     by_init_cfg = MODELS.build(dict(type='RAVLT', arch='tiny', init_cfg=init_cfg))
@@ -101,6 +102,7 @@ def test_each_door_of_a_backbone_loads_the_authors_file(downloaded, ravlt):
         assert torch.equal(backbone.stages[2]['blocks'][3].ffn.layers[0].weight, expected)
 
 
+@pytest.mark.slow
 def test_the_classifiers_of_mmpretrain_and_timm_give_the_same_scores(downloaded):
     mmpretrain = pytest.importorskip('mmpretrain')
     timm = timm_with_models()

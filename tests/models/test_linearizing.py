@@ -153,6 +153,7 @@ def test_batches_go_on_after_those_that_were_seen_and_none_is_an_error():
         distilling.image_batches(model, DataLoader(data, 32, drop_last=True))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_its_state_which_other_settings_refuse(tmp_path, monkeypatch):
     monkeypatch.setattr(distilling, 'EVERY', 2)
     schedule, state = linearizing.Schedule(4, 4), tmp_path / 'a/state.pth'

@@ -274,6 +274,7 @@ def large(size=513):
 
 
 @inverses
+@pytest.mark.slow
 def test_large_matrices_take_the_reference(name):
     mat, function = large(), INVERSES[name]
     reference = functools.partial(function, backend='reference')

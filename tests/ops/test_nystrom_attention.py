@@ -108,6 +108,7 @@ def test_values_and_gradients_are_those_of_the_dense_formula(op, name, dtype, de
 
 # The last of six parts is empty; the kernel of a head is more than is kept between passes.
 @pytest.mark.parametrize('sizes', [(1, 3, 3080, 3080, 3, 5), (1, 16, 5100, 200, 100, 3)])
+@pytest.mark.slow
 def test_a_thousand_tokens_and_more_are_those_of_the_reference(sizes):
     tensors, options = problem(*sizes, 'laplacian', 1e-5, None)
     upstream = torch.randn_like(tensors[0])

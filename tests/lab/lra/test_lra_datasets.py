@@ -300,6 +300,7 @@ def test_a_width_puts_neighbouring_lengths_together(dataset):
         batches([1, 2])
 
 
+@pytest.mark.slow
 def test_padding_does_not_count_and_of_two_sequences_the_longer_does(tmp_path):
     write_split(tmp_path / 'train', [[0, 5, 0, 6], [1, 2, 3, 4]], [0], rows=np.array([[0, 1]]))
     write_split(tmp_path / 'val', [[0, 5, 0, 6]], [0])
