@@ -144,7 +144,7 @@ class Model(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         maps = self.backbone(images)
-        return self.head(self.neck(maps)) if self.head else self.decode(maps[-1])
+        return self.head(self.neck(maps)) if self.decode is None else self.decode(maps[-1])
 
 
 def normal(images: Tensor) -> Tensor:

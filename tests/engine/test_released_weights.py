@@ -235,10 +235,10 @@ def test_the_ways_of_the_page_load(downloaded, monkeypatch):
     timm = timm_with_models()
     pytest.importorskip('mmpretrain')
 
-    def random_weights(address, read):
+    def of_timm(address, read):
         return timm.create_model(address.partition('://')[2]).state_dict()
 
-    monkeypatch.setattr('mmlaplace.checkpoints.loading.weights_of_timm', random_weights)
+    monkeypatch.setattr('mmlaplace.checkpoints.loading.weights_of_timm', of_timm)
     blocks = code_blocks(ROOT / 'docs/released_weights.md', 'python')
     ways = [block for block in blocks if block.startswith('import') or 'timm://' in block]
     assert len(ways) == 4

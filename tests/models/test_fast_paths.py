@@ -146,8 +146,9 @@ def test_training_keeps_no_hidden_map_where_that_is_large(monkeypatch, large, mo
 @needs_torch(2, 3)  # FSDP on a CPU
 @pytest.mark.slow
 @pytest.mark.filterwarnings('ignore::FutureWarning')
-def test_a_sharded_ffn_has_all_of_its_gradients(tmp_path):
-    ffn, norms = FFN(16, 4), []
+@pytest.mark.parametrize('act', ['GELU', 'ReLU'])  # one op, and layer by layer
+def test_a_sharded_ffn_has_all_of_its_gradients(act, tmp_path):
+    ffn, norms = FFN(16, 4, act_cfg=dict(type=act)), []
     plain = copy.deepcopy(ffn)
     plain.is_one_op = lambda x: False
     dist.init_process_group('gloo', init_method=f'file://{tmp_path}/store', rank=0, world_size=1)
