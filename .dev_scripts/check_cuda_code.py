@@ -106,14 +106,18 @@ LIMITS = (
     gradient('Laplacian', '13, 2, 4', 13 * 2 * 4, L1_GRADIENT, 4.3),
     gradient('Gaussian', '4, 4, 16', 4 * 4 * 4, L2_GRADIENT, 2.3),
     gradient('Gaussian', '13, 2, 4', 13 * 2 * 4, L2_GRADIENT, 2.3),
-    *tensor_cores('moments', 1), *tensor_cores('mix', 2), *tensor_cores('output', 1),
-    *linear('key_sums', 4, 1), *linear('outputs', 4, 1),
-    *linear('query_gradients', 3, 3), *linear('key_gradients', 3, 2),
+    *tensor_cores('moments', 1),
+    *tensor_cores('mix', 2),
+    *tensor_cores('output', 1),
+    *linear('key_sums', 4, 1),
+    *linear('outputs', 4, 1),
+    *linear('query_gradients', 3, 3),
+    *linear('key_gradients', 3, 2),
     # Their last blocks multiply small matrices, which must not cost the others room.
     Limit(rf'nystrom::(moments|mix)_kernel<\w+, 64, {FLOATS}, float, nystrom::FmaUnits>', 4),
     Limit(r'nystrom::landmark_inverse_kernel<\w+, 7, float>', 8),  # 49 landmarks, 64 threads
     Limit(r'nystrom::prepare_kernel<(float|double)>', 16),
-)  # fmt: skip
+)
 
 
 @dataclass
@@ -202,10 +206,18 @@ def read_report(resources: str, elf: str, sass: str, architecture: str) -> List[
             raise ValueError(f'the disassembly has no code of {name}')
         counts = Counter(re.split(r'[ .]', text)[0] for _, text in code[name])
         kernels.append(
-            Kernel(name, registers, shared, stack + local, threads.get(name, 0),
-                   counts['LDL'] + counts['STL'], find_main_loop(code[name]),
-                   {opcode: counts[opcode] for opcode in OPCODES}, architecture)
-        )  # fmt: skip
+            Kernel(
+                name,
+                registers,
+                shared,
+                stack + local,
+                threads.get(name, 0),
+                counts['LDL'] + counts['STL'],
+                find_main_loop(code[name]),
+                {opcode: counts[opcode] for opcode in OPCODES},
+                architecture,
+            )
+        )
     return kernels
 
 
@@ -302,9 +314,12 @@ def run(*command: object, text: Optional[str] = None) -> str:
     """What a command prints; it stops here, with the message, if it fails."""
     folder = os.pathsep.join([str(Path(str(command[0])).parent), os.environ['PATH']])
     result = subprocess.run(
-        [str(part) for part in command], input=text, capture_output=True, text=True,
+        [str(part) for part in command],
+        input=text,
+        capture_output=True,
+        text=True,
         env={**os.environ, 'PATH': folder},  # cuobjdump calls nvdisasm
-    )  # fmt: skip
+    )
     if result.returncode:
         sys.exit(f'check_cuda_code: {command[0]} failed: {result.stderr.strip()}')
     return result.stdout
@@ -325,8 +340,10 @@ def main() -> None:
     for architecture in found:
         kernels = read_kernels(cuobjdump, library, architecture)
         print(f'{architecture}, by {cuobjdump}')
-        print(f'registers threads shared blocks warps spills {" ".join(f"{n:>5}" for n in OPCODES)}'
-              '  instructions for each difference')  # fmt: skip
+        print(
+            f'registers threads shared blocks warps spills {" ".join(f"{n:>5}" for n in OPCODES)}'
+            '  instructions for each difference'
+        )
         for kernel in kernels:
             print(f'{kernel.name}\n{describe(kernel)}')
         problems += [f'{architecture}, {problem}' for problem in find_problems(kernels)]

@@ -32,9 +32,14 @@ CONFIGS = (
 SIDE = 192  # of the photograph, in pixels
 # Boxes are kept whatever their score, as those of random weights are low.
 BOXES = dict(
-    score_threshold=0.0, confidence_threshold=0.0, iou_threshold=0.5, pre_top_k=1000,
-    max_output_boxes_per_class=100, keep_top_k=100, background_label_id=-1,
-)  # fmt: skip
+    score_threshold=0.0,
+    confidence_threshold=0.0,
+    iou_threshold=0.5,
+    pre_top_k=1000,
+    max_output_boxes_per_class=100,
+    keep_top_k=100,
+    background_label_id=-1,
+)
 # By toolbox: mmdeploy's task, and the names of the outputs.
 TASKS = dict(
     mmpretrain=(dict(task='Classification'), ['output']),
@@ -54,12 +59,18 @@ def deploy_config(scope: str) -> Config:
             codebase_config=dict(type=scope, **task),
             backend_config=dict(type='onnxruntime'),
             onnx_config=dict(
-                type='onnx', export_params=True, keep_initializers_as_inputs=False,
-                opset_version=17, save_file='end2end.onnx', input_names=['input'],
-                output_names=outputs, input_shape=None, optimize=True,
+                type='onnx',
+                export_params=True,
+                keep_initializers_as_inputs=False,
+                opset_version=17,
+                save_file='end2end.onnx',
+                input_names=['input'],
+                output_names=outputs,
+                input_shape=None,
+                optimize=True,
             ),
         )
-    )  # fmt: skip
+    )
 
 
 def difference(scope: str, *predictions: object) -> float:

@@ -46,8 +46,11 @@ def options_table(
     runs: Dict[str, List[dict]], names: List[str], deviation: float, free: int
 ) -> str:
     """Options beside the first of them, with an interval by all attentions and one by their own."""
-    top1 = {name: {run['settings']['seed']: mean_top1([run]) for run in runs[name]}
-            for name in names if name in runs}  # fmt: skip
+    top1 = {
+        name: {run['settings']['seed']: mean_top1([run]) for run in runs[name]}
+        for name in names
+        if name in runs
+    }
     base, rows = top1[names[0]], []
     for name, values in top1.items():
         seeds = ', '.join(f'{value:.1f}' for value in values.values())
@@ -63,8 +66,11 @@ def options_table(
 
 def ends_table(runs: Dict[str, List[dict]]) -> str:
     """The best and the last attentions, and softmax, with their top-1."""
-    three = {name: [run for run in made if run['settings']['seed'] in SEEDS]
-             for name, made in runs.items() if '=' not in name}  # fmt: skip
+    three = {
+        name: [run for run in made if run['settings']['seed'] in SEEDS]
+        for name, made in runs.items()
+        if '=' not in name
+    }
     means = {name: mean_top1(made) for name, made in three.items() if len(made) == len(SEEDS)}
     means = dict(sorted(means.items(), key=lambda item: -item[1]))
     in_order = [f'{short(name)} {top1:.1f}' for name, top1 in means.items()]

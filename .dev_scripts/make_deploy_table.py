@@ -83,12 +83,22 @@ def measure(row: Row, folder: str) -> None:
     out = Path(folder, 'model' + SUFFIXES[row.format])
     row.log.parent.mkdir(parents=True, exist_ok=True)
     command = [
-        sys.executable, ROOT / 'tools/deployment/export.py', f'configs/{row.config}.py',
-        random_checkpoint(row, folder), '--format', row.format, '--out', out, '--force',
-        '--report', row.log, '--verify', '--benchmark',
+        sys.executable,
+        ROOT / 'tools/deployment/export.py',
+        f'configs/{row.config}.py',
+        random_checkpoint(row, folder),
+        '--format',
+        row.format,
+        '--out',
+        out,
+        '--force',
+        '--report',
+        row.log,
+        '--verify',
+        '--benchmark',
         *(['--image-size', row.side, row.side] if row.side else ['--dynamic']),
         *(['--backend', 'native'] if row.native else []),
-    ]  # fmt: skip
+    ]
     result = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT)
     if result.returncode and 'differs from PyTorch' not in result.stderr:
         lines = result.stderr.strip().splitlines() or [f'status {result.returncode}']
@@ -119,9 +129,16 @@ def cells(row: Row) -> List[str]:
     shown = ', '.join(f'{name} {value:.1g}' for name, value in numbers.items())
     times = report['milliseconds'][0]
     return [
-        row.name, task, kind, sizes, checked, shown, f'{times["pytorch"]:.1f}',
-        f'{times["runtime"]:.1f}', f'{times["ratio"]:.2f}',
-    ]  # fmt: skip
+        row.name,
+        task,
+        kind,
+        sizes,
+        checked,
+        shown,
+        f'{times["pytorch"]:.1f}',
+        f'{times["runtime"]:.1f}',
+        f'{times["ratio"]:.2f}',
+    ]
 
 
 def main() -> None:
@@ -133,8 +150,17 @@ def main() -> None:
             if fnmatch(row.log.stem, args.run):
                 measure(row, folder)
                 print(' | '.join(cells(row)), flush=True)
-    heads = ['model', 'task', 'format', 'sizes', 'as PyTorch', 'largest difference',
-             'PyTorch, ms', 'runtime, ms', 'ratio']  # fmt: skip
+    heads = [
+        'model',
+        'task',
+        'format',
+        'sizes',
+        'as PyTorch',
+        'largest difference',
+        'PyTorch, ms',
+        'runtime, ms',
+        'ratio',
+    ]
     table = markdown_table(heads, map(cells, ROWS))
     write_pages({PAGE: with_tables(PAGE.read_text(), 'table', lambda name: table)}, args)
 

@@ -38,15 +38,17 @@ HEADS: Dict[str, Tuple[str, Tuple[int, int]]] = {
     'DINO, 4 scales': ('dino-4scale_8xb2-12e_coco', COCO),
     'Deformable DETR': ('deformable-detr_16xb2-50e_coco', COCO),
     'DETR, Pola encoder': ('detr-pola-encoder_8xb2-150e_coco', COCO),
-    'Conditional DETR, Laplacian encoder':
-        ('conditional-detr-laplacian-encoder_8xb2-50e_coco', COCO),
+    'Conditional DETR, Laplacian encoder': (
+        'conditional-detr-laplacian-encoder_8xb2-50e_coco',
+        COCO,
+    ),
     'Mask2Former, instances': ('mask2former_8xb2-lsj-50e_coco', LSJ),
     'Mask2Former, semantic': ('mask2former_8xb2-160k_ade20k-512x512', ADE),
     'UPerNet': ('upernet_4xb4-160k_ade20k-512x512', ADE),
     'Semantic FPN': ('fpn_4xb4-160k_ade20k-512x512', ADE),
     'SegFormer': ('segformer_8xb2-160k_ade20k-512x512', ADE),
     'SegNeXt': ('segnext_1xb16-160k_ade20k-512x512', ADE),
-}  # fmt: skip
+}
 
 
 def load(name: str, backbone: str) -> Config:

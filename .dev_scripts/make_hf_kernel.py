@@ -106,10 +106,15 @@ def write_variant(library: Path, build: Path) -> Path:
         for path, data in sorted(written.items())
     }
     metadata = {
-        'name': NAME, 'id': namespace, 'version': VERSION, 'license': 'Apache-2.0',
-        'python-depends': [], 'kernel-depends': [], 'backend': {'type': kind, **archs},
+        'name': NAME,
+        'id': namespace,
+        'version': VERSION,
+        'license': 'Apache-2.0',
+        'python-depends': [],
+        'kernel-depends': [],
+        'backend': {'type': kind, **archs},
         'digest': {'algorithm': 'sha256', 'files': digests},
-    }  # fmt: skip
+    }
     (folder / 'metadata.json').write_text(json.dumps(metadata, indent=2) + '\n', encoding='utf-8')
     return folder
 

@@ -30,8 +30,12 @@ def row(host: Host) -> list:
     lines = host.code.replace(', **options', '')
     lines = lines.replace('HEAD', heads[0])
     shown = '<br>'.join(f'`{line}`' for line in lines.splitlines())
-    return [f'{host.package}: {", ".join(heads)}', shown, tested(host.package),
-            f'`pytest tests/test_hosts.py -k {heads[0]}`']  # fmt: skip
+    return [
+        f'{host.package}: {", ".join(heads)}',
+        shown,
+        tested(host.package),
+        f'`pytest tests/test_hosts.py -k {heads[0]}`',
+    ]
 
 
 def main() -> None:

@@ -45,9 +45,11 @@ FOOTNOTE = (
 )
 MEDIUM = (12e6, 30e6)  # parameters of the models on the page, with Swin-T and ResNet-50 among them
 DETECTORS = {
-    'RetinaNet, 1x': 'retinanet_*-1x_*', 'Mask R-CNN, 1x': 'mask-rcnn_*-1x_*',
-    'Mask R-CNN, 3x': 'mask-rcnn_*-3x_*', 'Cascade Mask R-CNN, 3x': 'cascade-mask-rcnn_*-3x_*',
-}  # fmt: skip
+    'RetinaNet, 1x': 'retinanet_*-1x_*',
+    'Mask R-CNN, 1x': 'mask-rcnn_*-1x_*',
+    'Mask R-CNN, 3x': 'mask-rcnn_*-3x_*',
+    'Cascade Mask R-CNN, 3x': 'cascade-mask-rcnn_*-3x_*',
+}
 SEGMENTORS = {'Semantic FPN': '*_fpn_*_ade20k-*', 'UPerNet': '*_upernet_*_ade20k-*'}
 
 
@@ -86,9 +88,10 @@ def parameters_and_macs(model: ModelInfo) -> Dict[str, str]:
     }
     shown = ('params', 'params, published', 'MACs', 'MACs, published')
     return {
-        title: amount(*column) for title, column in columns.items()
+        title: amount(*column)
+        for title, column in columns.items()
         if 'Parameters' in counted and (title in shown or column[1] in counted)
-    }  # fmt: skip
+    }
 
 
 def link(model: ModelInfo, folder: Path, text: str = '') -> str:
@@ -216,13 +219,18 @@ def classifiers(models: List[ModelInfo]) -> str:
             best[model.family] = max(best.get(model.family, model), model, key=key)
     rows = []
     for family, model in sorted(best.items(), key=lambda item: -top1(item[1])):
-        rows.append([
-            link(model, PAGE.parent), score(model, 'Top 1 Accuracy'),
-            amount(model.metadata, 'Parameters', 'M', '.1f'),
-            amount(model.metadata, 'MACs', 'G', '.1f'), speed(model) or '–',
-            weights(model) or 'none', checked(model) or '–',
-            f'{min(sizes[family]):.0f}–{max(sizes[family]):.0f} M',
-        ])  # fmt: skip
+        rows.append(
+            [
+                link(model, PAGE.parent),
+                score(model, 'Top 1 Accuracy'),
+                amount(model.metadata, 'Parameters', 'M', '.1f'),
+                amount(model.metadata, 'MACs', 'G', '.1f'),
+                speed(model) or '–',
+                weights(model) or 'none',
+                checked(model) or '–',
+                f'{min(sizes[family]):.0f}–{max(sizes[family]):.0f} M',
+            ]
+        )
     header = ['config', 'top-1', 'params', 'MACs', 'images/s', 'weights', 'checked', 'sizes']
     return with_footnote(markdown_table(header, rows))
 
@@ -278,12 +286,17 @@ def proofs() -> str:
     for family, found in read(PROOFS).items():
         golden = list(found['golden'].values())
         gradients = [errors[1] for errors in golden if len(errors) > 1]
-        rows.append([
-            family, str(found['sizes']), str(found['whole'] or '–'),
-            worst(e[0] for e in golden),
-            worst(gradients), worst(found['timm'].values()),
-            str(sum(config[1] == family for config in ran) or '–'),
-        ])  # fmt: skip
+        rows.append(
+            [
+                family,
+                str(found['sizes']),
+                str(found['whole'] or '–'),
+                worst(e[0] for e in golden),
+                worst(gradients),
+                worst(found['timm'].values()),
+                str(sum(config[1] == family for config in ran) or '–'),
+            ]
+        )
     header = ['family', 'sizes', 'whole', 'logits', 'gradient', 'timm', 'dry runs']
     return markdown_table(header, rows)
 

@@ -23,10 +23,14 @@ def parser_of_pages(description: str) -> ToolParser:
 
 def write_pages(pages: Dict[Path, Union[str, bytes]], args: argparse.Namespace) -> None:
     """Write the pages that have changed. With ``--check`` the script ends with their names."""
-    contents = {path: page.encode() if isinstance(page, str) else page
-                for path, page in pages.items()}  # fmt: skip
-    late = [path for path, content in contents.items()
-            if not path.is_file() or path.read_bytes() != content]  # fmt: skip
+    contents = {
+        path: page.encode() if isinstance(page, str) else page for path, page in pages.items()
+    }
+    late = [
+        path
+        for path, content in contents.items()
+        if not path.is_file() or path.read_bytes() != content
+    ]
     names = ', '.join(str(path.relative_to(ROOT)) for path in late)
     if args.check and late:
         sys.exit(f'not in step: {names}; run python .dev_scripts/{Path(sys.argv[0]).name}')

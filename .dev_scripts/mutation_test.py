@@ -89,9 +89,13 @@ def failure(folder: Path, file: str) -> str:
     command = [sys.executable, '-m', 'pytest', '-xq', '-p', 'no:cacheprovider', '-m', LEFT_OUT]
     try:
         result = subprocess.run(
-            [*command, *tests], cwd=folder, env={**os.environ, 'PYTHONPATH': str(folder)},
-            capture_output=True, text=True, timeout=LIMIT,
-        )  # fmt: skip
+            [*command, *tests],
+            cwd=folder,
+            env={**os.environ, 'PYTHONPATH': str(folder)},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+        )
     except subprocess.TimeoutExpired:
         return 'out of time'
     failed = [line for line in result.stdout.splitlines() if line.startswith(('FAILED', 'ERROR'))]

@@ -14,13 +14,19 @@ from mmlaplace.ops import cholesky_inverse
 
 # Studies by the titles of their columns.
 TOKENS = {
-    '128 tokens, 16 pairs': 'attentions', '512 tokens, 16 pairs': 'tokens_512',
-    '512 tokens, 64 pairs': 'large', '2,048 tokens, 64 pairs': 'larger',
-}  # fmt: skip
+    '128 tokens, 16 pairs': 'attentions',
+    '512 tokens, 16 pairs': 'tokens_512',
+    '512 tokens, 64 pairs': 'large',
+    '2,048 tokens, 64 pairs': 'larger',
+}
 HEADS = {
-    'picture': 'attentions', '1 head': 'heads_1', '4 heads': 'heads_4',
-    '16 channels': 'channels_16', '64 channels': 'channels_64', '1 head, 64 channels': 'head_64',
-}  # fmt: skip
+    'picture': 'attentions',
+    '1 head': 'heads_1',
+    '4 heads': 'heads_4',
+    '16 channels': 'channels_16',
+    '64 channels': 'channels_64',
+    '1 head, 64 channels': 'head_64',
+}
 OFFSETS = ['next', 'next, without', '3 down, 4 right', '3 down, 4 right, without']
 
 
@@ -74,8 +80,7 @@ def probes_table(table: Table) -> str:
         levels = f'{100 * probe.chance:.0f}, {100 * probe.perfect:.0f}'
         name = table.columns[number].title
         rows.append([name, task, size, levels, f'`{probe.knob}`', probe.paper, seeds, rates])
-    header = ['probe', 'task', 'here', 'chance, perfect, %', 'option', 'paper', 'seeds',
-              'rates']  # fmt: skip
+    header = ['probe', 'task', 'here', 'chance, perfect, %', 'option', 'paper', 'seeds', 'rates']
     return markdown_table(header, rows)
 
 
@@ -125,8 +130,11 @@ def landmarks_table(found: Dict[str, Table]) -> str:
 def last_recall(table: Table, attn_cfg: dict) -> str:
     """Recall in % in the last column of a table, by the config of the attention."""
     default = dict(num_landmarks=49)
-    names = (name for name, cfg in table.study.attentions.items()
-             if {**default, **cfg} == {**default, **attn_cfg})  # fmt: skip
+    names = (
+        name
+        for name, cfg in table.study.attentions.items()
+        if {**default, **cfg} == {**default, **attn_cfg}
+    )
     return accuracy(table, next(names, ''), len(table.columns) - 1)
 
 
@@ -143,11 +151,18 @@ def missing_table() -> str:
         for bandwidth in bandwidths:
             cells = [
                 percent(missing_share(kernel, bandwidth, landmarks, deviation))
-                for landmarks in (49, 256) for deviation in (0.3, 1.0)
-            ]  # fmt: skip
+                for landmarks in (49, 256)
+                for deviation in (0.3, 1.0)
+            ]
             rows.append([f'{kernel.capitalize()}, {symbol} = {bandwidth:g}', *cells])
-    header = ['% missing', *(f'{what}, deviation {deviation}'
-              for what in ('49 means', 'all tokens') for deviation in (0.3, 1))]  # fmt: skip
+    header = [
+        '% missing',
+        *(
+            f'{what}, deviation {deviation}'
+            for what in ('49 means', 'all tokens')
+            for deviation in (0.3, 1)
+        ),
+    ]
     return markdown(header, rows)
 
 

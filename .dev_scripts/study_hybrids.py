@@ -168,13 +168,19 @@ def draw(results: Sequence[dict], times: dict, path: Path) -> None:
         for attention, colour in zip(OPTIONS, ('C0', 'C1', 'C2', 'C3')):
             points = [
                 (share_of_time(times, attention, keep), *mean_and_width(scores, size))
-                for keep in range(BLOCKS) if (scores := found.get((task, attention, 'harm', keep)))
-            ]  # fmt: skip
+                for keep in range(BLOCKS)
+                if (scores := found.get((task, attention, 'harm', keep)))
+            ]
             if points:
                 panel.errorbar(
-                    *zip(*points), fmt='o-', ms=4, lw=1, capsize=2, color=colour,
+                    *zip(*points),
+                    fmt='o-',
+                    ms=4,
+                    lw=1,
+                    capsize=2,
+                    color=colour,
                     label=short(attention),
-                )  # fmt: skip
+                )
         panel.grid(alpha=0.3)
         if row == 0:
             panel.set_title(TITLES[task], fontsize=10)
@@ -182,8 +188,9 @@ def draw(results: Sequence[dict], times: dict, path: Path) -> None:
             panel.set_ylabel('64²' if size == 'small' else '128², four times the tokens')
     side = max(times['small'], key=int)
     figure.supxlabel(f"time at {side}² / softmax model's", fontsize=10)
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside upper center', ncols=5,
-                  fontsize=9)  # fmt: skip
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc='outside upper center', ncols=5, fontsize=9
+    )
     save(figure, path, dpi=100)
 
 

@@ -57,9 +57,14 @@ def measure() -> None:
     images = torch.randn(BATCH, 3, SIDE, SIDE)
     base = model_job(find(BASE)(train=False), images, False)  # without dropout or BatchNorm
     result: Dict[str, Any] = dict(
-        machine=describe_machine(images.device), side=SIDE, batch=BATCH, rounds=ROUNDS, base=BASE,
-        models={}, peers={},
-    )  # fmt: skip
+        machine=describe_machine(images.device),
+        side=SIDE,
+        batch=BATCH,
+        rounds=ROUNDS,
+        base=BASE,
+        models={},
+        peers={},
+    )
     known = json.loads(LOG.read_text()) if LOG.is_file() else result
     models = [model for model in timed_models() if model.name not in known['models']]
     if known['machine'] != result['machine']:
@@ -90,8 +95,10 @@ def draw() -> None:
             fitted = ', sizes fitted' * (model.family == FITTED)
             family = f'{model.name.rpartition("-")[0]}{fitted}'
             lines.setdefault(family, []).append((speed, top1))
-    others = [(found['images per second'], published()[name].top1)
-              for name, found in result['peers'].items()]  # fmt: skip
+    others = [
+        (found['images per second'], published()[name].top1)
+        for name, found in result['peers'].items()
+    ]
     figure, axis = new_figure(1, 1, (8, 6))
     draw_families(axis, lines, others, grey=True)
     axis.plot([], [], color='0.8', marker='.', label='further families here')
@@ -100,7 +107,7 @@ def draw() -> None:
     axis.set(
         xlabel=f'images a second, {machine["CPU"]}, {machine["threads"]} threads, {SIDE} x {SIDE}',
         ylabel='top-1 on ImageNet-1k, published (%)',
-    )  # fmt: skip
+    )
     figure.legend(loc='outside lower center', ncols=3)
     save(figure, PICTURE, dpi=120)
 

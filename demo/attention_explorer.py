@@ -37,17 +37,34 @@ def check_free(parser: ToolParser, host: str, port: int) -> None:
 def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_argument(
-        '--model', nargs='+', action='append', default=[], metavar=('CONFIG', 'CHECKPOINT'),
+        '--model',
+        nargs='+',
+        action='append',
+        default=[],
+        metavar=('CONFIG', 'CHECKPOINT'),
         help='config, checkpoint and name of a model, again for each; weights are random '
         'without a checkpoint',
-    )  # fmt: skip
-    parser.add_argument('--quick-start', type=Path, default=ROOT / 'work_dirs/quickstart',
-                        metavar='DIR', help='default: work_dirs/quickstart')  # fmt: skip
-    parser.add_argument('--compared', type=Path, default=ROOT / 'work_dirs/compare_attentions',
-                        metavar='DIR', help='default: work_dirs/compare_attentions')  # fmt: skip
-    parser.add_argument('--host', default='127.0.0.1',
-                        help='address to listen on; default: %(default)s, this machine alone; '
-                        '0.0.0.0: for everybody who can reach it')  # fmt: skip
+    )
+    parser.add_argument(
+        '--quick-start',
+        type=Path,
+        default=ROOT / 'work_dirs/quickstart',
+        metavar='DIR',
+        help='default: work_dirs/quickstart',
+    )
+    parser.add_argument(
+        '--compared',
+        type=Path,
+        default=ROOT / 'work_dirs/compare_attentions',
+        metavar='DIR',
+        help='default: work_dirs/compare_attentions',
+    )
+    parser.add_argument(
+        '--host',
+        default='127.0.0.1',
+        help='address to listen on; default: %(default)s, this machine alone; '
+        '0.0.0.0: for everybody who can reach it',
+    )
     parser.add_argument('--port', type=int, default=7860, help='default: %(default)s')
     args = parser.parse_args()
     try:

@@ -170,24 +170,49 @@ def page(drawn: List[Drawn], view: View, host: str, study: str, folder: str) -> 
 
 def main() -> None:
     parser = ToolParser(__doc__)
-    parser.add_argument('--compared', type=Path, default=ROOT / 'work_dirs/compare_attentions',
-                        metavar='DIR', help='default: work_dirs/compare_attentions')  # fmt: skip
+    parser.add_argument(
+        '--compared',
+        type=Path,
+        default=ROOT / 'work_dirs/compare_attentions',
+        metavar='DIR',
+        help='default: work_dirs/compare_attentions',
+    )
     names = list(ATTENTIONS)
-    parser.add_argument('--attentions', nargs='+', metavar='NAME', default=names, choices=names,
-                        help='default: all')  # fmt: skip
+    parser.add_argument(
+        '--attentions', nargs='+', metavar='NAME', default=names, choices=names, help='default: all'
+    )
     parser.add_argument('--host', choices=list(HOSTS), default='laplacianformer')
     parser.add_argument('--study', choices=list(STUDIES), default='textures')
-    parser.add_argument('--image', default='astronaut', metavar='FILE',
-                        help=f'or one of {", ".join(PHOTOS)}; default: %(default)s')  # fmt: skip
-    parser.add_argument('--point', nargs=2, type=float, default=(0.5, 0.2), metavar=('X', 'Y'),
-                        help='the query, as shares of width and height; %(default)s')  # fmt: skip
-    parser.add_argument('--image-size', type=positive, choices=SIZES, default=128,
-                        help='longer side of the image, pixels; default: %(default)s')  # fmt: skip
+    parser.add_argument(
+        '--image',
+        default='astronaut',
+        metavar='FILE',
+        help=f'or one of {", ".join(PHOTOS)}; default: %(default)s',
+    )
+    parser.add_argument(
+        '--point',
+        nargs=2,
+        type=float,
+        default=(0.5, 0.2),
+        metavar=('X', 'Y'),
+        help='the query, as shares of width and height; %(default)s',
+    )
+    parser.add_argument(
+        '--image-size',
+        type=positive,
+        choices=SIZES,
+        default=128,
+        help='longer side of the image, pixels; default: %(default)s',
+    )
     parser.add_argument('--stage', type=int, default=0, help='from 0; default: %(default)s')
     parser.add_argument('--block', type=int, default=LAST, help='of the stage; default: the last')
     parser.add_argument('--head', type=int, default=0, help='from 0; default: %(default)s')
-    parser.add_argument('--pictures', type=Path, default=ROOT / 'docs/images/gallery',
-                        help='folder; default: docs/images/gallery')  # fmt: skip
+    parser.add_argument(
+        '--pictures',
+        type=Path,
+        default=ROOT / 'docs/images/gallery',
+        help='folder; default: docs/images/gallery',
+    )
     parser.add_output('--out', default=ROOT / 'docs/gallery.md', help='default: docs/gallery.md')
     args = parser.parse_args()
     images, image = Images(), args.image

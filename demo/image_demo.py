@@ -81,9 +81,10 @@ def parse_args():
     parser.add_argument('--out-dir', type=Path, default=Path('outputs'), help='default: outputs')
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     parser.add_argument(
-        '--optimize', action='store_true',
+        '--optimize',
+        action='store_true',
         help='pack the weights for a CPU (mmlaplace.cpu.optimize)',
-    )  # fmt: skip
+    )
     parser.add_argument('--batch-size', type=positive, default=1, help='images at once; default: 1')
     parser.add_argument('--show', action='store_true', help='also in a window')
     parser.add_argument(

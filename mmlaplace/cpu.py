@@ -133,12 +133,14 @@ class Packed(nn.Module):
         return self._save_to_state_dict()
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError(f'{type(self).__name__} has no weights to save: {PURPOSE}; save the '
-                           'model from before')  # fmt: skip
+        raise RuntimeError(
+            f'{type(self).__name__} has no weights to save: {PURPOSE}; save the model from before'
+        )
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        raise RuntimeError(f'{type(self).__name__} loads no weights: {PURPOSE}; load them before '
-                           'you call it')  # fmt: skip
+        raise RuntimeError(
+            f'{type(self).__name__} loads no weights: {PURPOSE}; load them before you call it'
+        )
 
 
 PURPOSE = 'mmlaplace.cpu.optimize() packed its weights for inference'

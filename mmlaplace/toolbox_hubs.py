@@ -69,10 +69,12 @@ def add_to_inferencers(base: Any) -> None:
         yield from known
         names = {each['Name'].lower() for each in known}  # the toolbox's own come first
         tasks = [
-            task for task, row in TOOLBOXES.items()
-            if task != 'classification' and row.package in sys.modules
+            task
+            for task, row in TOOLBOXES.items()
+            if task != 'classification'
+            and row.package in sys.modules
             and folder_of(row.package) == folder
-        ]  # fmt: skip
+        ]
         for model in read_models() if tasks and _root('inferencers lack our models') else ():
             if model.task in tasks and model.name.lower() not in names:
                 place = address_of(model.name)

@@ -91,9 +91,13 @@ def two_steps(model: nn.Module, images: Tensor) -> nn.Module:
             return torch.optim.AdamW(self.model.parameters(), 1e-3)
 
     trainer = lightning.Trainer(
-        accelerator='cpu', max_steps=2, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+        accelerator='cpu',
+        max_steps=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     trainer.fit(Classifier(), torch.utils.data.DataLoader(images, batch_size=1))
     assert trainer.global_step == 2
     return model
@@ -101,8 +105,12 @@ def two_steps(model: nn.Module, images: Tensor) -> nn.Module:
 
 def ultralytics_loss(model: nn.Module, images: Tensor) -> Tensor:
     model.args = import_module('ultralytics.cfg').get_cfg()
-    batch = dict(img=images, batch_idx=torch.zeros(1), cls=torch.ones(1, 1),
-                 bboxes=torch.tensor([[0.5, 0.5, 0.4, 0.3]]))  # fmt: skip
+    batch = dict(
+        img=images,
+        batch_idx=torch.zeros(1),
+        cls=torch.ones(1, 1),
+        bboxes=torch.tensor([[0.5, 0.5, 0.4, 0.3]]),
+    )
     return model(batch)[0].sum()
 
 
@@ -118,12 +126,26 @@ BY_HAND = {'ultralytics': '8.4.190', 'detectron2': '0.6 (02b5c4e2)'}
 HF = 'mmlaplace.timm:', 'transformers:TimmBackboneConfig HEADConfig HEADFor'
 # Each config takes what it knows of them.
 TINY = dict(
-    d_model=32, encoder_ffn_dim=32, decoder_ffn_dim=32, encoder_layers=1, decoder_layers=2,
-    encoder_attention_heads=2, decoder_attention_heads=2, num_queries=5, encoder_hidden_dim=32,
-    decoder_in_channels=[32] * 3, num_denoising=2, num_feature_levels=3, feature_size=32,
-    mask_feature_size=32, hidden_dim=32, encoder_feedforward_dim=32, num_attention_heads=2,
-    dim_feedforward=32, train_num_points=64,
-)  # fmt: skip
+    d_model=32,
+    encoder_ffn_dim=32,
+    decoder_ffn_dim=32,
+    encoder_layers=1,
+    decoder_layers=2,
+    encoder_attention_heads=2,
+    decoder_attention_heads=2,
+    num_queries=5,
+    encoder_hidden_dim=32,
+    decoder_in_channels=[32] * 3,
+    num_denoising=2,
+    num_feature_levels=3,
+    feature_size=32,
+    mask_feature_size=32,
+    hidden_dim=32,
+    encoder_feedforward_dim=32,
+    num_attention_heads=2,
+    dim_feedforward=32,
+    train_num_points=64,
+)
 THREE, FOUR = (
     f"backbone = TimmBackboneConfig(backbone='laplacianformer_micro', out_indices={indices})\n"
     for indices in ([1, 2, 3], [0, 1, 2, 3])
@@ -139,44 +161,57 @@ SMP = dict.fromkeys(
 )
 HOSTS = (
     Host(
-        'transformers', (HF[0], f'{HF[1]}ObjectDetection'),
+        'transformers',
+        (HF[0], f'{HF[1]}ObjectDetection'),
         f'{THREE}model = HEADForObjectDetection(HEADConfig(backbone_config=backbone, **options))',
         dict.fromkeys(
             ('RTDetr', 'RTDetrV2', 'DFine', 'Detr', 'ConditionalDetr', 'DeformableDetr'), TINY
         ),
-        transformers_loss, transformers_scores,
+        transformers_loss,
+        transformers_scores,
     ),
     Host(
-        'transformers', (HF[0], f'{HF[1]}UniversalSegmentation'),
+        'transformers',
+        (HF[0], f'{HF[1]}UniversalSegmentation'),
         f'{FOUR}model = HEADForUniversalSegmentation('
         'HEADConfig(backbone_config=backbone, **options))',
-        {'Mask2Former': TINY}, transformers_loss, transformers_scores,
+        {'Mask2Former': TINY},
+        transformers_loss,
+        transformers_scores,
     ),
     Host(
-        'transformers', (HF[0], f'{HF[1]}SemanticSegmentation'),
+        'transformers',
+        (HF[0], f'{HF[1]}SemanticSegmentation'),
         f'{FOUR}model = HEADForSemanticSegmentation('
         'HEADConfig(backbone_config=backbone, auxiliary_in_channels=96, **options))',
         {'UperNet': dict(hidden_size=16, auxiliary_channels=8)},
-        transformers_loss, transformers_scores,
+        transformers_loss,
+        transformers_scores,
     ),
     Host(
-        'segmentation-models-pytorch', ('mmlaplace.timm:', 'segmentation_models_pytorch:HEAD'),
-        "model = HEAD('tu-laplacianformer_micro', encoder_weights=None)", SMP,
+        'segmentation-models-pytorch',
+        ('mmlaplace.timm:', 'segmentation_models_pytorch:HEAD'),
+        "model = HEAD('tu-laplacianformer_micro', encoder_weights=None)",
+        SMP,
     ),
     Host(
-        'segmentation-models-pytorch', ('mmlaplace.timm:', 'segmentation_models_pytorch:HEAD'),
+        'segmentation-models-pytorch',
+        ('mmlaplace.timm:', 'segmentation_models_pytorch:HEAD'),
         "model = HEAD('tu-agent_deit_tiny', encoder_weights=None, **options)",
         {'DPT': dict(decoder_intermediate_channels=(8,) * 4, decoder_fusion_channels=8)},
     ),
     Host(
-        'lightning', ('timm:timm', 'mmlaplace.timm:'),
+        'lightning',
+        ('timm:timm', 'mmlaplace.timm:'),
         "model = timm.create_model('laplacianformer_micro', num_classes=10)  # of your module",
-        {'LightningModule': {}}, lambda model, images: two_steps(model, images)(images).mean(),
+        {'LightningModule': {}},
+        lambda model, images: two_steps(model, images)(images).mean(),
     ),
     Host(
         'torchvision',
         (
-            'mmlaplace:create_backbone', 'torchvision.models.detection:HEAD',
+            'mmlaplace:create_backbone',
+            'torchvision.models.detection:HEAD',
             'torchvision.models.feature_extraction:create_feature_extractor',
             'torchvision.ops.feature_pyramid_network:FeaturePyramidNetwork LastLevelMaxPool',
         ),
@@ -186,19 +221,23 @@ HOSTS = (
         'backbone.out_channels = 256\n'
         'model = HEAD(backbone, num_classes=2, **options)',
         {name: dict(min_size=SIDE) for name in ('MaskRCNN', 'FasterRCNN', 'RetinaNet', 'FCOS')},
-        torchvision_loss, lambda model, images: model.backbone(images)['0'],
+        torchvision_loss,
+        lambda model, images: model.backbone(images)['0'],
     ),
     Host(
         'ultralytics',
         ('mmlaplace.timm:', 'functools:partial', 'timm:timm', 'ultralytics.nn.tasks:tasks'),
         'tasks.maps = partial(timm.create_model, features_only=True)\n'
         f'model = tasks.HEAD(dict(nc=2, backbone=[{YAML}]))',
-        {'DetectionModel': {}}, ultralytics_loss, lambda model, images: first(model(images)),
+        {'DetectionModel': {}},
+        ultralytics_loss,
+        lambda model, images: first(model(images)),
     ),
     Host(
         'detectron2',
         (
-            'mmlaplace:create_backbone', 'detectron2.layers:ShapeSpec',
+            'mmlaplace:create_backbone',
+            'detectron2.layers:ShapeSpec',
             'detectron2.modeling:BACKBONE_REGISTRY HEAD',
             'detectron2.modeling.mmdet_wrapper:MMDetBackbone',
         ),
@@ -209,4 +248,4 @@ HOSTS = (
         lambda model, images: sum(each.mean() for each in model(images).values()),
         lambda model, images: model(images)['p2'],
     ),
-)  # fmt: skip
+)

@@ -28,9 +28,15 @@ def start_machines(command: list, log: Path) -> list:
     for rank in '01':
         env = environment(NODE_RANK=rank, **meeting)
         with open(f'{log}.{rank}.log', 'w') as file:  # mmengine collects results in the cwd
-            machines.append(psutil.Popen(
-                ['bash', *map(str, command)], env=env, stdout=file, stderr=file, cwd=log.parent,
-            ))  # fmt: skip
+            machines.append(
+                psutil.Popen(
+                    ['bash', *map(str, command)],
+                    env=env,
+                    stdout=file,
+                    stderr=file,
+                    cwd=log.parent,
+                )
+            )
     return machines
 
 

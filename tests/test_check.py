@@ -64,11 +64,14 @@ def test_no_native_library(monkeypatch, tmp_path, report):
     assert op['status'] == 'note' and op['found'].startswith('PyTorch reference, relative error ')
 
 
-@pytest.mark.parametrize(('entry', 'other', 'named'), [
-    (rb'torch(_from)?=[\d.]+', b'torch=1.13', 'torch 1.13, and this is torch '),
-    (rb'torch(_from)?=[\d.]+', b'torch_from=9.1', 'torch 9.1 and later, and this is torch '),
-    (rb'machine=\w+', b'machine=mips64', 'mips64'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('entry', 'other', 'named'),
+    [
+        (rb'torch(_from)?=[\d.]+', b'torch=1.13', 'torch 1.13, and this is torch '),
+        (rb'torch(_from)?=[\d.]+', b'torch_from=9.1', 'torch 9.1 and later, and this is torch '),
+        (rb'machine=\w+', b'machine=mips64', 'mips64'),
+    ],
+)
 def test_a_library_for_something_else_is_a_problem(entry, other, named, monkeypatch, tmp_path):
     file = check.loaded_library()
     content, found = re.subn(b'(mmlaplace built for )' + entry, rb'\1' + other, file.read_bytes())
@@ -107,11 +110,14 @@ def test_a_library_that_lacks_ops_for_a_gpu(monkeypatch):
     assert 'FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="9.0" ' in finding.fix
 
 
-@pytest.mark.parametrize(('wrong', 'found'), [
-    (lambda right: right * 1.001, 'expected at most 1e-05'),
-    (lambda right: right * math.nan, 'expected at most 1e-05'),
-    (mock.Mock(side_effect=RuntimeError('no kernel image')), 'RuntimeError: no kernel image'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('wrong', 'found'),
+    [
+        (lambda right: right * 1.001, 'expected at most 1e-05'),
+        (lambda right: right * math.nan, 'expected at most 1e-05'),
+        (mock.Mock(side_effect=RuntimeError('no kernel image')), 'RuntimeError: no kernel image'),
+    ],
+)
 def test_an_op_that_computes_wrongly_or_raises(monkeypatch, wrong, found):
     right = ops.laplacian_kernel
 
@@ -129,14 +135,22 @@ def test_odd_versions_are_no_error():
     assert dependencies.tested_instead('mmcv', 'mmcv', '2.1.5') is None
 
 
-@pytest.mark.parametrize(('hidden', 'problems', 'name', 'found', 'fix'), [
-    (['mmcv._ext'], ['mmcv._ext'], 'mmcv._ext', 'mmpretrain works', '-*.whl'),
-    (['mmcv._ext', 'mmdet', 'mmseg'], [], 'mmcv._ext',
-     'mmpretrain works, mmdet and mmseg need them', '-*.whl'),
-    (['mmseg'], [], 'mmseg', 'not installed', f'{MMSEG}=={TESTED["mmseg"][MMSEG][1]}'),
-    (['mmcv', *PACKAGES], [], 'mmcv', 'not installed', '-*.whl'),
-    (['mmcv'], ['mmcv'], 'mmcv', 'not installed', '-*.whl'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('hidden', 'problems', 'name', 'found', 'fix'),
+    [
+        (['mmcv._ext'], ['mmcv._ext'], 'mmcv._ext', 'mmpretrain works', '-*.whl'),
+        (
+            ['mmcv._ext', 'mmdet', 'mmseg'],
+            [],
+            'mmcv._ext',
+            'mmpretrain works, mmdet and mmseg need them',
+            '-*.whl',
+        ),
+        (['mmseg'], [], 'mmseg', 'not installed', f'{MMSEG}=={TESTED["mmseg"][MMSEG][1]}'),
+        (['mmcv', *PACKAGES], [], 'mmcv', 'not installed', '-*.whl'),
+        (['mmcv'], ['mmcv'], 'mmcv', 'not installed', '-*.whl'),
+    ],
+)
 def test_missing_packages(monkeypatch, report, hidden, problems, name, found, fix):
     def import_unless_hidden(module):
         if module.startswith(tuple(hidden)):
@@ -159,18 +173,30 @@ def test_missing_packages(monkeypatch, report, hidden, problems, name, found, fi
     assert found in finding['found'] and finding['fix'].splitlines()[-1].endswith(fix)
 
 
-@pytest.mark.parametrize(('name', 'installed', 'status', 'found', 'fix'), [
-    ('mmengine', {'mmengine': '0.10.7', 'onedl-mmengine': '0.10.12'}, 'problem',
-     'mmengine 0.10.7 and onedl-mmengine 0.10.12 are both installed',
-     # That of the torch that is here, as the engines do not tell.
-     'onedl-mmengine==0.10.12' if FORKS else ' mmengine==0.10.7'),
-    ('mmdet', {'mmdet': '4.0.0'}, 'note', 'mmdet 4.0.0, upstream; tested: 3.3.0',
-     'tools/setup_env.sh'),
-    ('mmdet', {'mmdet': '3.3.0'}, 'ok', 'mmdet 3.3.0, upstream', ''),
-    # An interrupted removal leaves a distribution without a version.
-    ('mmdet', {'mmdet': None}, 'note', 'not from a tested distribution', ''),
-    ('mmdet', {}, 'note', 'not from a tested distribution', ''),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('name', 'installed', 'status', 'found', 'fix'),
+    [
+        (
+            'mmengine',
+            {'mmengine': '0.10.7', 'onedl-mmengine': '0.10.12'},
+            'problem',
+            'mmengine 0.10.7 and onedl-mmengine 0.10.12 are both installed',
+            # That of the torch that is here, as the engines do not tell.
+            'onedl-mmengine==0.10.12' if FORKS else ' mmengine==0.10.7',
+        ),
+        (
+            'mmdet',
+            {'mmdet': '4.0.0'},
+            'note',
+            'mmdet 4.0.0, upstream; tested: 3.3.0',
+            'tools/setup_env.sh',
+        ),
+        ('mmdet', {'mmdet': '3.3.0'}, 'ok', 'mmdet 3.3.0, upstream', ''),
+        # An interrupted removal leaves a distribution without a version.
+        ('mmdet', {'mmdet': None}, 'note', 'not from a tested distribution', ''),
+        ('mmdet', {}, 'note', 'not from a tested distribution', ''),
+    ],
+)
 def test_versions_that_are_there(monkeypatch, name, installed, status, found, fix):
     def installed_version(distribution):
         if distribution not in installed:
@@ -182,13 +208,16 @@ def test_versions_that_are_there(monkeypatch, name, installed, status, found, fi
     assert finding.status == status and found in finding.found and fix in finding.fix
 
 
-@pytest.mark.parametrize(('error', 'fix'), [
-    (ModuleNotFoundError("No module named 'ftfy'", name='ftfy'), 'pip install ftfy'),
-    (AssertionError('MMCV==2.2.0 is used but incompatible.'), 'pip wheel'),
-    (ImportError('libGL.so.1: cannot open shared object file'), 'apt-get install libgl1'),
-    (ImportError('cannot import name', name='mmengine.utils'), 'mmengine=='),
-    (RuntimeError('operator torchvision::nms does not exist'), 'tools/setup_env.sh'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('error', 'fix'),
+    [
+        (ModuleNotFoundError("No module named 'ftfy'", name='ftfy'), 'pip install ftfy'),
+        (AssertionError('MMCV==2.2.0 is used but incompatible.'), 'pip wheel'),
+        (ImportError('libGL.so.1: cannot open shared object file'), 'apt-get install libgl1'),
+        (ImportError('cannot import name', name='mmengine.utils'), 'mmengine=='),
+        (RuntimeError('operator torchvision::nms does not exist'), 'tools/setup_env.sh'),
+    ],
+)
 def test_a_toolbox_that_does_not_import(monkeypatch, error, fix):
     monkeypatch.setattr(packages, 'import_module', mock.Mock(side_effect=error))
     finding = packages.check_types_in('mmdet')

@@ -23,13 +23,16 @@ TRAINED = {
     'segment': (MICRO['upernet'], 'iter_400'),
 }
 ONE_STEP = [
-    'train_dataloader.dataset.indices=16', 'train_dataloader.batch_size=16',
-    'train_dataloader.num_workers=0', 'train_dataloader.persistent_workers=False',
-    'val_cfg=None', 'val_dataloader=None', 'val_evaluator=None',
-]  # fmt: skip
+    'train_dataloader.dataset.indices=16',
+    'train_dataloader.batch_size=16',
+    'train_dataloader.num_workers=0',
+    'train_dataloader.persistent_workers=False',
+    'val_cfg=None',
+    'val_dataloader=None',
+    'val_evaluator=None',
+]
 NOT_HERE = {
-    r'(\w+=\S+ )*(pip|mim|hf|git|docker|apt-get|pre-commit|tensorboard|source|cd|cp|ls|export) ':
-        'a program of others',
+    r'(\w+=\S+ )*(pip|mim|hf|git|docker|apt-get|pre-commit|tensorboard|source|cd|cp|ls|export) ': 'a program of others',
     r'(\./|\.venv/)': 'of another environment, or of a language that is not here',
     r'bash (tools/(quickstart|setup_env|run_tests)|\.dev_scripts/)': 'makes an environment',
     r'((\w+=\S+ )*bash tools/(dist|slurm)_|bash tools/gpu_check)': 'needs a GPU, or several',
@@ -40,19 +43,18 @@ NOT_HERE = {
     r'.*(demo/attention_explorer\.py|127\.0\.0\.1)': 'a server, which tests/demo starts',
     r'.*(--library|--backend native|build_onnxruntime_ops)': "needs ONNX Runtime's headers",
     r'.*(benchmark_(backbone|ops)|compare_attentions|attention_training|linearize\.py|mutation_test'
-        r'|make_lra_datasets\.py --tasks|reproduce\.py(?!.*(--list|--dry-run)))': 'takes hours',
+    r'|make_lra_datasets\.py --tasks|reproduce\.py(?!.*(--list|--dry-run)))': 'takes hours',
     r'.*make_hf_kernel\.py': 'tests/ops makes the package',
     r'.*(configs/lra/|make_lra_datasets)': 'takes minutes; tests/lab/lra does it with less data',
     r'(.*(probe_attentions|paper_figures\.py (?!softpp-1a))'
-        r'|python -m mmlaplace compare (?!.*--contract))': 'tests/lab does it smaller',
+    r'|python -m mmlaplace compare (?!.*--contract))': 'tests/lab does it smaller',
     r'.*train_rt_detr\.py': 'takes minutes, and tests/test_hosts.py takes one step',
     r'.*(--format aoti|prepare_image\.py|dry_run\.py)': 'takes minutes, and tests/tools does it',
-    r'.*(textures|crowds|fashion|make_mini_datasets\.py$)':
-        'takes minutes, and tests/tools makes these',
+    r'.*(textures|crowds|fashion|make_mini_datasets\.py$)': 'takes minutes, and tests/tools makes these',
     r'.*(export\.py my_|run_onnx\.py work_dirs/my_)': 'docs/deploy.md has the same commands',
     r'.*elu_mini': 'needs two files of that page, of which tests/test_docs.py runs one',
     r'python -m mmlaplace(\.check$| config )': 'tests/test_check.py or test_model_list.py runs it',
-}  # fmt: skip
+}
 
 
 def why_not(variables: str, line: str) -> str:
@@ -177,11 +179,17 @@ def own(task: str, word: str) -> str:
 @pytest.mark.parametrize(
     'page',
     [  # tests/tools has the tools of the other pages
-        pytest.param(page, id=name, marks=() if re.match('README|docs/get', name)
-                     else [pytest.mark.thorough, *[needs_torch(2, 6)] * name.endswith('deploy.md')])
-        for page in RUNNABLE for name in [str(page.relative_to(ROOT))]
+        pytest.param(
+            page,
+            id=name,
+            marks=()
+            if re.match('README|docs/get', name)
+            else [pytest.mark.thorough, *[needs_torch(2, 6)] * name.endswith('deploy.md')],
+        )
+        for page in RUNNABLE
+        for name in [str(page.relative_to(ROOT))]
     ],
-)  # fmt: skip
+)
 def test_the_commands_of_a_page_run(page, quick_starts):
     for variables, line in RUNNABLE[page]:
         words = words_of(quick_starts, variables, line)

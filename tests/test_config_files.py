@@ -59,13 +59,22 @@ def test_a_backbone_by_name_is_a_dict_that_builds_it():
     assert 'out_norms' not in mmlaplace.backbone_config('ravlt-tiny')
 
 
-@pytest.mark.parametrize(('options', 'channels'), [
-    (dict(type='RAVLT', arch='tiny'), [64, 128, 256, 512]),
-    (dict(type='RAVLT', arch='tiny', out_indices=(1, 3), _delete_=True), [128, 512]),
-    (dict(type='PVTv2', arch='b0', in_channels=1, out_indices=-1), [256]),
-    (dict(type='LaplacianFormer', arch='micro', init_cfg=dict(type='Pretrained', checkpoint='')),
-     [32, 64, 96, 128]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('options', 'channels'),
+    [
+        (dict(type='RAVLT', arch='tiny'), [64, 128, 256, 512]),
+        (dict(type='RAVLT', arch='tiny', out_indices=(1, 3), _delete_=True), [128, 512]),
+        (dict(type='PVTv2', arch='b0', in_channels=1, out_indices=-1), [256]),
+        (
+            dict(
+                type='LaplacianFormer',
+                arch='micro',
+                init_cfg=dict(type='Pretrained', checkpoint=''),
+            ),
+            [32, 64, 96, 128],
+        ),
+    ],
+)
 def test_channels_are_those_of_the_maps(options, channels):
     assert mmlaplace.channels(options) == channels
 

@@ -92,17 +92,20 @@ def test_a_graph_breaks_at_packed_layers():
         torch.testing.assert_close(torch.compile(model)(x), model(x), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(('act', 'quoted'), [
-    (lambda model: model.half(), 'float32 on the CPU, and it cannot become torch.float16'),
-    (lambda model: model.state_dict(), 'no weights to save'),
-    (pickle.dumps, 'no weights to save'),
-    (lambda model: model.load_state_dict({'0.weight': torch.ones(5, 4)}), 'load them before'),
-    (lambda model: model(torch.randn(2, 4, requires_grad=True)), 'has no gradients'),
-    (lambda model: torch.export.export(model, (torch.randn(2, 4),)), 'cannot be exported'),
-    (lambda model: torch.jit.trace(model, torch.randn(2, 4)), 'cannot be exported'),
-    (lambda _: optimize(nn.Linear(2, 2), torch.half), 'one of .*got torch.float16'),
-    (lambda _: optimize(nn.Linear(2, 2).double()), 'weight is torch.float64 on cpu'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('act', 'quoted'),
+    [
+        (lambda model: model.half(), 'float32 on the CPU, and it cannot become torch.float16'),
+        (lambda model: model.state_dict(), 'no weights to save'),
+        (pickle.dumps, 'no weights to save'),
+        (lambda model: model.load_state_dict({'0.weight': torch.ones(5, 4)}), 'load them before'),
+        (lambda model: model(torch.randn(2, 4, requires_grad=True)), 'has no gradients'),
+        (lambda model: torch.export.export(model, (torch.randn(2, 4),)), 'cannot be exported'),
+        (lambda model: torch.jit.trace(model, torch.randn(2, 4)), 'cannot be exported'),
+        (lambda _: optimize(nn.Linear(2, 2), torch.half), 'one of .*got torch.float16'),
+        (lambda _: optimize(nn.Linear(2, 2).double()), 'weight is torch.float64 on cpu'),
+    ],
+)
 def test_what_packed_weights_cannot_do_is_said(act, quoted):
     with pytest.raises((RuntimeError, ValueError), match=quoted):
         act(optimize(nn.Sequential(nn.Linear(4, 5))))

@@ -21,11 +21,15 @@ README = ROOT / 'README.md'
 LINK = re.compile(r'\[([^\]]*)\]\((?!\w+:)([^)\s]*)\)')
 # What a user reads and a person wrote: the folders have classes, READMEs of configs, and pages of
 # developers; a tool writes the gallery.
-WRITTEN = [README, *(
-    page for page in PAGES
-    if not {'api', 'configs', 'developers'} & set(page.relative_to(ROOT).parts)
-    and page.name not in ('gallery.md', 'changelog.md')
-)]  # fmt: skip
+WRITTEN = [
+    README,
+    *(
+        page
+        for page in PAGES
+        if not {'api', 'configs', 'developers'} & set(page.relative_to(ROOT).parts)
+        and page.name not in ('gallery.md', 'changelog.md')
+    ),
+]
 GENERATED = re.compile(r'<!-- (\w+): .*?<!-- end of \1 -->', re.DOTALL)
 
 
@@ -92,9 +96,13 @@ def test_what_a_user_reads_is_short():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('page', 'shape'), [
-    ('tutorials/add_attention', '(1, 128, 8, 11)'), ('developers/add_family', '(1, 64, 8, 13)'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('page', 'shape'),
+    [
+        ('tutorials/add_attention', '(1, 128, 8, 11)'),
+        ('developers/add_family', '(1, 64, 8, 13)'),
+    ],
+)
 def test_the_file_of_a_tutorial_runs(page, shape, tmp_path):
     file, *rest = code_blocks(ROOT / f'docs/{page}.md', 'python')
     # The file that a reader saves, and what is typed after importing it.
@@ -138,8 +146,15 @@ def test_what_is_generated_is_in_step(table):
 
 DOCUMENTS = sorted([*READMES, *PAGES])
 # They hand their options on to the toolbox's script, or to pytest.
-PASS_ON = ('train.py', 'test.py', 'dist_train.sh', 'dist_test.sh', 'slurm_train.sh',
-           'check_upstream.sh', 'run_tests.sh')  # fmt: skip
+PASS_ON = (
+    'train.py',
+    'test.py',
+    'dist_train.sh',
+    'dist_test.sh',
+    'slurm_train.sh',
+    'check_upstream.sh',
+    'run_tests.sh',
+)
 # Programs of others; of the shell's own, only what sets something up.
 OTHERS = (
     'pip pre-commit mim hf git cd source export docker apt-get cp ls curl tensorboard aoti_classify'

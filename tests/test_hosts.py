@@ -88,8 +88,9 @@ def test_the_script_trains_a_detector_by_the_trainer_loads_and_evaluates_it(tmp_
         images=[dict(id=7, file_name='a.png', height=SIDE, width=SIDE)],
         categories=[dict(id=3, name='cat'), dict(id=9, name='dog')],  # with gaps, as COCO's
         annotations=[
-            dict(id=1, image_id=7, category_id=9, bbox=[8, 8, 32, 40], area=1280, iscrowd=0)],
-    )  # fmt: skip
+            dict(id=1, image_id=7, category_id=9, bbox=[8, 8, 32, 40], area=1280, iscrowd=0)
+        ],
+    )
     missing = run_script(script, tmp_path, *options)
     assert 'there is no ' in missing.stderr and missing.stderr.endswith('in the layout of --help\n')
     (tmp_path / 'annotations').mkdir()
@@ -122,9 +123,13 @@ def test_labels_of_images_to_evaluate_are_those_of_the_training(tmp_path):
         part('val', [dict(id=3, name='dog')], train)
 
 
-@pytest.mark.parametrize(('name', 'shapes'), [
-    ('agent_deit_tiny', [(2, 1, 192)] * 12), ('softpp_micro', [None] * 3 + [(2, 1, 128)]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('name', 'shapes'),
+    [
+        ('agent_deit_tiny', [(2, 1, 192)] * 12),
+        ('softpp_micro', [None] * 3 + [(2, 1, 128)]),
+    ],
+)
 def test_prefix_tokens_are_those_of_timm(name, shapes, images):
     """As smp's DPT asks for them: with each map the class token, where the stage has one."""
     model, options = timm.create_model(name, img_size=SIDE).eval(), dict(intermediates_only=True)
@@ -136,12 +141,15 @@ def test_prefix_tokens_are_those_of_timm(name, shapes, images):
     assert len(pairs) == len(shapes)
 
 
-@pytest.mark.parametrize(('options', 'message'), [
-    (dict(backbone='laplacianformer_nano'), r'Unknown model \(laplacianformer_nano\)'),
-    (dict(out_indices=[1, 4]), r'feature index 4 is out of range \(0 to 3\)'),
-    (dict(output_stride=16), "LaplacianFormer has no option 'output_stride'"),
-    ({}, r'at least 4 x 4 pixels, got shape \(1, 3, 2, 64\)'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (dict(backbone='laplacianformer_nano'), r'Unknown model \(laplacianformer_nano\)'),
+        (dict(out_indices=[1, 4]), r'feature index 4 is out of range \(0 to 3\)'),
+        (dict(output_stride=16), "LaplacianFormer has no option 'output_stride'"),
+        ({}, r'at least 4 x 4 pixels, got shape \(1, 3, 2, 64\)'),
+    ],
+)
 def test_transformers_shows_what_is_wrong_with_a_backbone_or_an_image(options, message):
     need('transformers')
     from transformers import TimmBackbone, TimmBackboneConfig

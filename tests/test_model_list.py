@@ -45,11 +45,14 @@ def test_the_json_has_every_model_of_the_task(capsys):
     assert (softpp['published'], softpp['macs']) == (dict(mIoU=46.5), None)
 
 
-@pytest.mark.parametrize(('words', 'near'), [
-    (['polr*'], 'polaformer'),
-    (['soft*', 'lapacian', '--task', 'backbone'], 'laplacianformer-tiny'),
-    (['soft-*', '--task', 'detection'], 'retinanet_softpp-tiny_fpn_1x_coco'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('words', 'near'),
+    [
+        (['polr*'], 'polaformer'),
+        (['soft*', 'lapacian', '--task', 'backbone'], 'laplacianformer-tiny'),
+        (['soft-*', '--task', 'detection'], 'retinanet_softpp-tiny_fpn_1x_coco'),
+    ],
+)
 def test_a_pattern_without_a_match_is_quoted_with_near_names(words, near, capsys):
     assert main(['list', *words]) == 1
     sentence = capsys.readouterr().err
@@ -139,16 +142,25 @@ def test_the_order_of_the_imports_does_not_matter():
     assert run_python('-c', code).returncode == 0
 
 
-@pytest.mark.parametrize(('options', 'chosen'), [
-    (dict(pattern='*-Tiny*'), '.*-tiny.*'),
-    (dict(pattern='TINY', exclude_filters=''), '.*tiny.*'),  # the default of timm
-    (dict(pattern=['SOFTpp-*_in1k', 'polaformer-p[!x]t-*_in1k']),
-     '(softpp|polaformer-p[^x]t)-.*_in1k'),
-    (dict(pattern='Tiny', exclude_filters=('retinaNet*', '*_ade20k-*')),
-     '(?!retinanet|.*_ade20k-).*tiny.*'),
-    (dict(pattern='retinanet_*tiny*', family='laplacianformer'), LAPLACIAN_RETINANET),
-    (dict(task='detection'), '.*coco.*'), (dict(pattern=[]), ''), (dict(exclude_filters='*'), ''),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('options', 'chosen'),
+    [
+        (dict(pattern='*-Tiny*'), '.*-tiny.*'),
+        (dict(pattern='TINY', exclude_filters=''), '.*tiny.*'),  # the default of timm
+        (
+            dict(pattern=['SOFTpp-*_in1k', 'polaformer-p[!x]t-*_in1k']),
+            '(softpp|polaformer-p[^x]t)-.*_in1k',
+        ),
+        (
+            dict(pattern='Tiny', exclude_filters=('retinaNet*', '*_ade20k-*')),
+            '(?!retinanet|.*_ade20k-).*tiny.*',
+        ),
+        (dict(pattern='retinanet_*tiny*', family='laplacianformer'), LAPLACIAN_RETINANET),
+        (dict(task='detection'), '.*coco.*'),
+        (dict(pattern=[]), ''),
+        (dict(exclude_filters='*'), ''),
+    ],
+)
 def test_lists_are_filtered_blind_to_case_and_by_several_patterns(options, chosen):
     expected = [name for name in mmlaplace.list_models() if re.fullmatch(chosen, name)]
     assert mmlaplace.list_models(**options) == expected
@@ -169,10 +181,14 @@ def test_backbone_alone_takes_options_and_weights(tmp_path):
         assert all(torch.equal(state[name], value) for name, value in weights.items())
 
 
-@pytest.mark.parametrize(('name', 'toolbox', 'kind'), [
-    ('softpp-tiny_8xb128_in1k', 'mmpretrain', 'ImageClassifier'),
-    (LAPLACIAN_RETINANET, 'mmdet', 'RetinaNet'), (SEMANTIC_FPN, 'mmseg', 'EncoderDecoder'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('name', 'toolbox', 'kind'),
+    [
+        ('softpp-tiny_8xb128_in1k', 'mmpretrain', 'ImageClassifier'),
+        (LAPLACIAN_RETINANET, 'mmdet', 'RetinaNet'),
+        (SEMANTIC_FPN, 'mmseg', 'EncoderDecoder'),
+    ],
+)
 def test_whole_models_come_from_their_toolbox(name, toolbox, kind):
     pytest.importorskip(toolbox)
     model = mmlaplace.get_model(name, drop_path_rate=0.0)
@@ -181,24 +197,63 @@ def test_whole_models_come_from_their_toolbox(name, toolbox, kind):
     assert model.backbone.stages[-1]['blocks'][-1].drop_path.drop_prob == 0
 
 
-@pytest.mark.parametrize(('call', 'error', 'said'), [
-    (lambda: mmlaplace.create_backbone('laplaceformer-tiny'), ValueError, "tiny'; similar .*lapla"),
-    (lambda: mmlaplace.create_backbone('softpp-tiny', pretrained=True), ValueError,
-     "released no weights of 'softpp_tiny'"),
-    (lambda: mmlaplace.get_model('dinov2-small_8xb128-linear_in1k', pretrained=True), ValueError,
-     "no released weights of 'dinov2-small_8xb128-linear_in1k'"),  # only of its backbone
-    (lambda: mmlaplace.create_backbone('softpp-tiny', heads=2), TypeError,
-     "no option 'heads'; its options are arch,"),
-    (lambda: mmlaplace.create_backbone('softpp-tiny', pretrained='a.pth', init_cfg=None),
-     ValueError, "pretrained='a.pth' takes the place of an init_cfg.* leave one of them out"),
-    (lambda: get_config('softpp-tiny'), ValueError, "'softpp-tiny'; similar .*softpp-tiny_8xb128"),
-    (lambda: mmlaplace.get_model(B0, pretrained=True, backbone_only=True), ValueError,
-     "no released weights of 'polaformer-pvtv2-b0' are known"),
-    (lambda: mmlaplace.get_model(B0, pretrained=str(ROOT / 'model-index.yml'), backbone_only=True),
-     ValueError, 'cannot be read as a checkpoint'),
-    (lambda: mmlaplace.list_models(task='tracking'), ValueError, "task must be .*got 'tracking'"),
-    (lambda: mmlaplace.list_models(family='resnet'), ValueError, "family must be .*got 'resnet'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('call', 'error', 'said'),
+    [
+        (
+            lambda: mmlaplace.create_backbone('laplaceformer-tiny'),
+            ValueError,
+            "tiny'; similar .*lapla",
+        ),
+        (
+            lambda: mmlaplace.create_backbone('softpp-tiny', pretrained=True),
+            ValueError,
+            "released no weights of 'softpp_tiny'",
+        ),
+        (
+            lambda: mmlaplace.get_model('dinov2-small_8xb128-linear_in1k', pretrained=True),
+            ValueError,
+            "no released weights of 'dinov2-small_8xb128-linear_in1k'",
+        ),  # only of its backbone
+        (
+            lambda: mmlaplace.create_backbone('softpp-tiny', heads=2),
+            TypeError,
+            "no option 'heads'; its options are arch,",
+        ),
+        (
+            lambda: mmlaplace.create_backbone('softpp-tiny', pretrained='a.pth', init_cfg=None),
+            ValueError,
+            "pretrained='a.pth' takes the place of an init_cfg.* leave one of them out",
+        ),
+        (
+            lambda: get_config('softpp-tiny'),
+            ValueError,
+            "'softpp-tiny'; similar .*softpp-tiny_8xb128",
+        ),
+        (
+            lambda: mmlaplace.get_model(B0, pretrained=True, backbone_only=True),
+            ValueError,
+            "no released weights of 'polaformer-pvtv2-b0' are known",
+        ),
+        (
+            lambda: mmlaplace.get_model(
+                B0, pretrained=str(ROOT / 'model-index.yml'), backbone_only=True
+            ),
+            ValueError,
+            'cannot be read as a checkpoint',
+        ),
+        (
+            lambda: mmlaplace.list_models(task='tracking'),
+            ValueError,
+            "task must be .*got 'tracking'",
+        ),
+        (
+            lambda: mmlaplace.list_models(family='resnet'),
+            ValueError,
+            "family must be .*got 'resnet'",
+        ),
+    ],
+)
 def test_what_there_is_not_is_refused_with_what_there_is(call, error, said):
     with pytest.raises(error, match=said):
         call()

@@ -19,10 +19,21 @@ def wheel(tmp_path_factory):
     copied = f'{listed} | tar -c --null -T - --ignore-failed-read | tar -x -C {source}'
     subprocess.run(copied, shell=True, cwd=ROOT, check=True)
     subprocess.run(
-        [sys.executable, '-m', 'pip', 'wheel', '-q', '--no-deps', '--no-build-isolation',
-         '--wheel-dir', out, source],
-        check=True, env={**os.environ, 'CC': 'false', 'CXX': 'false', 'CUDA_HOME': ''},
-    )  # fmt: skip
+        [
+            sys.executable,
+            '-m',
+            'pip',
+            'wheel',
+            '-q',
+            '--no-deps',
+            '--no-build-isolation',
+            '--wheel-dir',
+            out,
+            source,
+        ],
+        check=True,
+        env={**os.environ, 'CC': 'false', 'CXX': 'false', 'CUDA_HOME': ''},
+    )
     (path,) = out.glob('*.whl')
     return path
 
@@ -60,13 +71,19 @@ def test_without_a_compiler_it_finds_its_configs_and_the_reference_computes(whee
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('env', 'status', 'said'), [
-    (dict(FORCE_CUDA='0'), 0, r'mmlaplace: compiled ops for torch .*: \d+ sources, CPU'),
-    (dict(MMLAPLACE_WITH_OPS='0'), 0, 'mmlaplace: no compiled ops: MMLAPLACE_WITH_OPS=0'),
-    (dict(CXX='false'), 0, r'ops: false does not compile .*install g\+\+ or set CXX'),
-    (dict(FORCE_CUDA='1', CUDA_HOME='/no/such/toolkit'), 1,
-     "FORCE_CUDA=1, but there is no nvcc: .*set CUDA_HOME .now '/no/such/toolkit'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('env', 'status', 'said'),
+    [
+        (dict(FORCE_CUDA='0'), 0, r'mmlaplace: compiled ops for torch .*: \d+ sources, CPU'),
+        (dict(MMLAPLACE_WITH_OPS='0'), 0, 'mmlaplace: no compiled ops: MMLAPLACE_WITH_OPS=0'),
+        (dict(CXX='false'), 0, r'ops: false does not compile .*install g\+\+ or set CXX'),
+        (
+            dict(FORCE_CUDA='1', CUDA_HOME='/no/such/toolkit'),
+            1,
+            "FORCE_CUDA=1, but there is no nvcc: .*set CUDA_HOME .now '/no/such/toolkit'",
+        ),
+    ],
+)
 def test_the_build_says_what_it_compiles_or_why_not(env, status, said):
     if status and torch.version.cuda is None:
         pytest.skip('this torch is built without CUDA')
@@ -77,11 +94,14 @@ def test_the_build_says_what_it_compiles_or_why_not(env, status, said):
         assert 'CUDA only with a visible GPU or FORCE_CUDA=1' in result.stderr
 
 
-@pytest.mark.parametrize(('release', 'gpu', 'asked', 'said'), [
-    ('12.4', True, None, 'ops for the CPU alone: .*nvcc is of CUDA 12, and torch'),
-    ('12.4', False, '1', 'FORCE_CUDA=1, but .*nvcc is of CUDA 12, and torch'),
-    ('13.0', True, '0', 'sources, CPU; CUDA only with'),  # not asked for
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('release', 'gpu', 'asked', 'said'),
+    [
+        ('12.4', True, None, 'ops for the CPU alone: .*nvcc is of CUDA 12, and torch'),
+        ('12.4', False, '1', 'FORCE_CUDA=1, but .*nvcc is of CUDA 12, and torch'),
+        ('13.0', True, '0', 'sources, CPU; CUDA only with'),  # not asked for
+    ],
+)
 @pytest.mark.slow
 def test_an_nvcc_of_another_cuda_leaves_the_ops_for_the_cpu(release, gpu, asked, said, tmp_path):
     nvcc = tmp_path / 'bin/nvcc'
@@ -99,21 +119,46 @@ def test_an_nvcc_of_another_cuda_leaves_the_ops_for_the_cpu(release, gpu, asked,
     assert re.search(said, result.stderr, re.DOTALL), result.stderr
 
 
-HEAVY = ['mmcv', 'mmdet', 'mmseg', 'mmpretrain', 'torchvision', 'sklearn', 'skimage', 'timm',
-         'transformers']  # fmt: skip
+HEAVY = [
+    'mmcv',
+    'mmdet',
+    'mmseg',
+    'mmpretrain',
+    'torchvision',
+    'sklearn',
+    'skimage',
+    'timm',
+    'transformers',
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('code', 'warnings', 'status', 'said'), [
-    # torch and mmengine are enough, and versions that were tested do not warn.
-    (f'import mmlaplace, sys; assert not set({HEAVY}) & set(sys.modules)',
-     'error::UserWarning', 0, ()),
-    ('import sys; sys.modules["mmengine"] = None; import mmlaplace', '', 1,
-     ('".[onedl]"', '".[openmmlab]"')),
-    ('import importlib.metadata as m; real = m.version\n'
-     'm.version = lambda name: "99.1" if name == "torch" else real(name)\n'
-     'import mmlaplace', 'always', 0, ('torch 2.1.2 to 2.14.1 (here: 99.1)',)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('code', 'warnings', 'status', 'said'),
+    [
+        # torch and mmengine are enough, and versions that were tested do not warn.
+        (
+            f'import mmlaplace, sys; assert not set({HEAVY}) & set(sys.modules)',
+            'error::UserWarning',
+            0,
+            (),
+        ),
+        (
+            'import sys; sys.modules["mmengine"] = None; import mmlaplace',
+            '',
+            1,
+            ('".[onedl]"', '".[openmmlab]"'),
+        ),
+        (
+            'import importlib.metadata as m; real = m.version\n'
+            'm.version = lambda name: "99.1" if name == "torch" else real(name)\n'
+            'import mmlaplace',
+            'always',
+            0,
+            ('torch 2.1.2 to 2.14.1 (here: 99.1)',),
+        ),
+    ],
+)
 def test_an_import_needs_little_and_says_what_is_wrong(code, warnings, status, said):
     result = run_python('-c', code, PYTHONWARNINGS=warnings)
     assert result.returncode == status, result.stderr

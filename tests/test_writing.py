@@ -26,11 +26,14 @@ def write_half(path):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize('write', [
-    lambda path: path.write_bytes(b'new'),
-    lambda path: np.save(path, np.zeros(9)),  # by its own open, and by the suffix
-    lambda path: 1 / 0,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'write',
+    [
+        lambda path: path.write_bytes(b'new'),
+        lambda path: np.save(path, np.zeros(9)),  # by its own open, and by the suffix
+        lambda path: 1 / 0,
+    ],
+)
 def test_a_full_disk_or_an_error_keeps_the_old_file_and_leaves_nothing(tmp_path, full_disk, write):
     path = tmp_path / 'a.npy'
     path.write_bytes(b'old')
@@ -111,10 +114,14 @@ def test_all_files_are_written_by_one_function_and_read_in_any_locale():
             assert [line for line in lines if not NO_FILES.search(line)] == [], path
 
 
-@pytest.mark.parametrize('command', [
-    lambda: main(['list', 'polaformer-swin*']),
-    lambda: runpy.run_path(str(ROOT / 'tools/reproduce.py'), run_name='__main__'),
-], ids=['list', 'tool'])  # fmt: skip
+@pytest.mark.parametrize(
+    'command',
+    [
+        lambda: main(['list', 'polaformer-swin*']),
+        lambda: runpy.run_path(str(ROOT / 'tools/reproduce.py'), run_name='__main__'),
+    ],
+    ids=['list', 'tool'],
+)
 def test_a_command_prints_a_letter_that_the_encoding_lacks(command, monkeypatch):
     out = io.TextIOWrapper(io.BytesIO(), 'latin-1')
     monkeypatch.setattr(sys, 'stdout', out)

@@ -153,9 +153,10 @@ def train_and_validate(cfg: Config) -> Dict[str, Any]:
     if not losses or not all(math.isfinite(loss) for loss in losses):
         raise RuntimeError(f'the losses are {losses}; they must be finite')
     metrics = {
-        name[len('val/') :]: scalars[name].current() for name in scalars
+        name[len('val/') :]: scalars[name].current()
+        for name in scalars
         if name.startswith('val/') and 'time' not in name
-    }  # fmt: skip
+    }
     if not metrics:
         raise RuntimeError('the validation wrote no metric')
     return dict(loss=losses[0], metrics=metrics)

@@ -57,40 +57,92 @@ from mmlaplace.writing import whole_file
 def parse_arguments():
     parser = ToolParser(__doc__)
     parser.add_trained_model('classifier, detector or segmentor with softmax')
-    parser.add_argument('--backbone-only', action='store_true',
-                        help='for a checkpoint without a head, such as DINOv2')  # fmt: skip
-    parser.add_argument('--attention', required=True, metavar='NAME[:BLOCKS]', action='append',
-                        help='the new one, such as FLattenAttention, or AgentAttention:0-3,5; '
-                             'repeat it for several, and other blocks stay')  # fmt: skip
-    parser.add_argument('--options', nargs='+', action=DictAction, default={},
-                        metavar='KEY=VALUE', help='of the new attention; NAME.KEY=VALUE of one of '
-                                                  'several')  # fmt: skip
+    parser.add_argument(
+        '--backbone-only',
+        action='store_true',
+        help='for a checkpoint without a head, such as DINOv2',
+    )
+    parser.add_argument(
+        '--attention',
+        required=True,
+        metavar='NAME[:BLOCKS]',
+        action='append',
+        help='the new one, such as FLattenAttention, or AgentAttention:0-3,5; '
+        'repeat it for several, and other blocks stay',
+    )
+    parser.add_argument(
+        '--options',
+        nargs='+',
+        action=DictAction,
+        default={},
+        metavar='KEY=VALUE',
+        help='of the new attention; NAME.KEY=VALUE of one of several',
+    )
     default = Schedule()
     for name in ('layer_steps', 'whole_steps', 'lr', 'loss_weight'):
         value = getattr(default, name)
-        parser.add_argument(f'--{name.replace("_", "-")}', type=type(value), default=value,
-                            help='default: %(default)s')  # fmt: skip
-    parser.add_argument('--loss', choices=losses.LOSSES, default=default.loss,
-                        help='outputs of attentions, or of blocks, before maps and logits; or the '
-                             'task with labels + loss-weight x attentions')  # fmt: skip
-    parser.add_argument('--accumulate', type=positive, default=1, metavar='BATCHES',
-                        help='of a step; default: %(default)s')  # fmt: skip
+        parser.add_argument(
+            f'--{name.replace("_", "-")}',
+            type=type(value),
+            default=value,
+            help='default: %(default)s',
+        )
+    parser.add_argument(
+        '--loss',
+        choices=losses.LOSSES,
+        default=default.loss,
+        help='outputs of attentions, or of blocks, before maps and logits; or the '
+        'task with labels + loss-weight x attentions',
+    )
+    parser.add_argument(
+        '--accumulate',
+        type=positive,
+        default=1,
+        metavar='BATCHES',
+        help='of a step; default: %(default)s',
+    )
     parser.add_argument('--amp', action='store_true', help='train in bf16 or fp16')
     kept = parser.add_mutually_exclusive_group()
-    kept.add_argument('--keep', type=positive, metavar='N',
-                      help='blocks of softmax that stay, by the measured harm')  # fmt: skip
-    kept.add_argument('--keep-blocks', type=int, nargs='+', metavar='NUMBER',
-                      help='the blocks of softmax that stay')  # fmt: skip
-    kept.add_argument('--budget', type=float, metavar='SHARE',
-                      help='largest time of the hybrid, as a share of the time before')  # fmt: skip
-    parser.add_argument('--size', type=positive, metavar='PIXELS',
-                        help='side of the timed images; default: that of the config')  # fmt: skip
-    parser.add_argument('--search-steps', type=int, default=50, metavar='STEPS',
-                        help='before a harm is measured; default: %(default)s')  # fmt: skip
+    kept.add_argument(
+        '--keep',
+        type=positive,
+        metavar='N',
+        help='blocks of softmax that stay, by the measured harm',
+    )
+    kept.add_argument(
+        '--keep-blocks',
+        type=int,
+        nargs='+',
+        metavar='NUMBER',
+        help='the blocks of softmax that stay',
+    )
+    kept.add_argument(
+        '--budget',
+        type=float,
+        metavar='SHARE',
+        help='largest time of the hybrid, as a share of the time before',
+    )
+    parser.add_argument(
+        '--size',
+        type=positive,
+        metavar='PIXELS',
+        help='side of the timed images; default: that of the config',
+    )
+    parser.add_argument(
+        '--search-steps',
+        type=int,
+        default=50,
+        metavar='STEPS',
+        help='before a harm is measured; default: %(default)s',
+    )
     parser.add_argument('--seed', type=int, default=0, help='default: %(default)s')
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
-    parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none',
-                        help='of several processes')  # fmt: skip
+    parser.add_argument(
+        '--launcher',
+        choices=('none', 'pytorch', 'slurm', 'mpi'),
+        default='none',
+        help='of several processes',
+    )
     parser.add_argument('--work-dir', type=Path, help='default: work_dirs/CONFIG_ATTENTION')
     args = parser.parse_args()
     options = Config()
@@ -160,10 +212,17 @@ def hybrid(args, cfg, old, new, places, batches, settings):
     sample = torch.randn(1, channels, *sides, device=device)
     count = hybrids.LEARN + hybrids.MEASURE
     found = hybrids.measure_blocks(
-        new.backbone.eval(), backbone, places,
-        lambda: list(map(losses.images_of, islice(batches(0), count))), sample,
-        args.work_dir / 'blocks.json', settings, args.search_steps, args.lr, amp=args.amp,
-    )  # fmt: skip
+        new.backbone.eval(),
+        backbone,
+        places,
+        lambda: list(map(losses.images_of, islice(batches(0), count))),
+        sample,
+        args.work_dir / 'blocks.json',
+        settings,
+        args.search_steps,
+        args.lr,
+        amp=args.amp,
+    )
     made = {}
 
     def time_of(keep):
@@ -226,10 +285,12 @@ def main() -> None:
     check_backbone(cfg, args.config)
     content = hashlib.sha256(cfg.pretty_text.encode()).hexdigest()
     old = build_model(cfg)
-    settings = dict(config_sha256=content, attention=args.attention, options=args.options,
-                    seed=args.seed)  # fmt: skip
-    schedule = Schedule(**{name: getattr(args, name, value) for name, value in
-                           Schedule()._asdict().items()})  # fmt: skip
+    settings = dict(
+        config_sha256=content, attention=args.attention, options=args.options, seed=args.seed
+    )
+    schedule = Schedule(
+        **{name: getattr(args, name, value) for name, value in Schedule()._asdict().items()}
+    )
     if args.amp and args.loss == 'task' and hasattr(old, 'roi_head'):
         parser.error('the ops of mmcv in a roi_head take no bf16; leave out --amp or --loss task')
     state = args.work_dir / 'state.pth'
@@ -261,8 +322,12 @@ def main() -> None:
             f'{" and ".join(args.names)} {takes} {len(linear)} of {len(places)} places of softmax; '
             f"{100 * share:.1f} % of the backbone's parameters are kept"
         )
-        settings.update(config=args.config, checkpoint=args.checkpoint, linear=list(linear),
-                        **schedule._asdict())  # fmt: skip
+        settings.update(
+            config=args.config,
+            checkpoint=args.checkpoint,
+            linear=list(linear),
+            **schedule._asdict(),
+        )
         if dist.is_distributed():
             torch.manual_seed(args.seed + dist.get_rank())  # or all would drop the same paths
         done = distill(new, old, linear, batches, schedule, state, settings)

@@ -152,10 +152,12 @@ def coverage_page() -> str:
                 rows.setdefault((table.name, row.reason), []).append(row.label)
     lacking = [[name, ', '.join(labels), reason] for (name, reason), labels in rows.items()]
     header = ['table', 'what', 'own rows', 'baselines', 'without a command']
-    return '\n\n'.join([
-        markdown_table(header, lines),
-        markdown_table(['table', 'rows without a command', 'why'], lacking),
-    ])  # fmt: skip
+    return '\n\n'.join(
+        [
+            markdown_table(header, lines),
+            markdown_table(['table', 'rows without a command', 'why'], lacking),
+        ]
+    )
 
 
 def _count_cells(counts: List[int]) -> List[str]:
@@ -246,8 +248,13 @@ def parse_args(parser: ToolParser):
     )
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/reproduce'))
     parser.add_argument('--out', type=Path, help='default: WORK_DIR/TABLE-SCALE.json')
-    parser.add_argument('--weights', nargs='+', default=[], metavar='TABLE/ROW=FILE',
-                        help='of rows that are not to be trained')  # fmt: skip
+    parser.add_argument(
+        '--weights',
+        nargs='+',
+        default=[],
+        metavar='TABLE/ROW=FILE',
+        help='of rows that are not to be trained',
+    )
     parser.add_argument(
         '--cfg-options', nargs='+', action=DictAction, default={}, help='change all configs'
     )
@@ -265,11 +272,13 @@ def why_not_now(plan: Plan) -> str:
     """What stands against running a plan, or ``''``."""
     wrong = list(dict.fromkeys(filter(None, (job.wrong_batch() for job in plan.trainings))))
     if wrong:
-        return '\n  '.join([
-            'batches do not fit; give more GPUs by --launcher and --gpus, or --cfg-options '
-            'optim_wrapper.accumulative_counts, or scale the rates by auto_scale_lr.enable=True:',
-            *wrong,
-        ])  # fmt: skip
+        return '\n  '.join(
+            [
+                'batches do not fit; give more GPUs by --launcher and --gpus, or --cfg-options '
+                'optim_wrapper.accumulative_counts, or scale the rates by auto_scale_lr.enable=True:',
+                *wrong,
+            ]
+        )
     # Where some have their data, they run, and the report has what the others lack.
     missing = [job.missing_data() for job in plan.trainings if job.result() is None]
     return '\n  '.join(sorted(set(missing))) if missing and all(missing) else ''
@@ -325,9 +334,15 @@ def main() -> None:
             return list_rows(table, console)
         rows = [table.row(name) for name in args.rows] or list(table.rows)
         settings = Settings(
-            args.work_dir, args.scale, args.launcher, args.gpus, args.partition, args.cfg_options,
-            parse_weights(args.weights), threads=max((os.cpu_count() or 1) // args.jobs, 1),
-        )  # fmt: skip
+            args.work_dir,
+            args.scale,
+            args.launcher,
+            args.gpus,
+            args.partition,
+            args.cfg_options,
+            parse_weights(args.weights),
+            threads=max((os.cpu_count() or 1) // args.jobs, 1),
+        )
         chosen = [(table, row) for row in rows if args.kind in (None, row.kind)]
         if not chosen:
             names = ', '.join(row.name for row in rows)
@@ -350,10 +365,18 @@ def main() -> None:
         parser.error(refused)
     devices = [] if args.launcher == 'slurm' else devices
     found = finished(plan) if args.report else run_all(plan.jobs, args.jobs, devices, console)
-    report = make_report(table, plan, found, dict(
-        scale=args.scale, seeds=args.seeds, call=shlex.join(['python', *sys.argv]),
-        versions=versions(), machine=this_machine(),
-    ))  # fmt: skip
+    report = make_report(
+        table,
+        plan,
+        found,
+        dict(
+            scale=args.scale,
+            seeds=args.seeds,
+            call=shlex.join(['python', *sys.argv]),
+            versions=versions(),
+            machine=this_machine(),
+        ),
+    )
     write_report(report, args.out or args.work_dir / f'{table.name}-{args.scale}.json')
     failed = sorted({plan.jobs[key].label for key, end in found.items() if isinstance(end, str)})
     if failed:

@@ -27,10 +27,18 @@ from mmlaplace.timm import MODELS, TimmClassifier
 
 # Heads for the mini data, on a CPU. Without them, RT-DETR's own: 256 channels and 300 queries.
 SMALL = dict(
-    d_model=64, encoder_hidden_dim=64, encoder_ffn_dim=128, encoder_attention_heads=4,
-    decoder_in_channels=[64, 64, 64], decoder_ffn_dim=128, decoder_attention_heads=4,
-    decoder_layers=2, num_queries=30, num_denoising=30, hidden_expansion=0.5,
-)  # fmt: skip
+    d_model=64,
+    encoder_hidden_dim=64,
+    encoder_ffn_dim=128,
+    encoder_attention_heads=4,
+    decoder_in_channels=[64, 64, 64],
+    decoder_ffn_dim=128,
+    decoder_attention_heads=4,
+    decoder_layers=2,
+    num_queries=30,
+    num_denoising=30,
+    hidden_expansion=0.5,
+)
 
 
 class CocoImages(CocoDetection):
@@ -50,8 +58,11 @@ class CocoImages(CocoDetection):
 
     def __getitem__(self, index: int) -> dict:
         image, found = super().__getitem__(index)
-        labelled = [dict(a, category_id=self.categories.index(a['category_id']))
-                    for a in found if not a['iscrowd']]  # fmt: skip
+        labelled = [
+            dict(a, category_id=self.categories.index(a['category_id']))
+            for a in found
+            if not a['iscrowd']
+        ]
         batch = self.processor(image, dict(image_id=self.ids[index], annotations=labelled))
         return dict(pixel_values=batch['pixel_values'][0], labels=batch['labels'][0])
 
@@ -73,10 +84,14 @@ def evaluate(model, part: CocoImages) -> dict:
         corners = found['boxes'].cpu()
         boxes = torch.cat([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1).tolist()
         for box, score, label in zip(boxes, found['scores'].tolist(), found['labels'].tolist()):
-            results.append(dict(
-                image_id=int(sample['labels']['image_id']), bbox=box, score=score,
-                category_id=part.categories[label],
-            ))  # fmt: skip
+            results.append(
+                dict(
+                    image_id=int(sample['labels']['image_id']),
+                    bbox=box,
+                    score=score,
+                    category_id=part.categories[label],
+                )
+            )
     coco = COCOeval(part.coco, part.coco.loadRes(results), 'bbox')
     coco.evaluate()
     coco.accumulate()
@@ -119,30 +134,43 @@ def main() -> None:
     train = CocoImages(args.data, 'train', processor)
     val = CocoImages(args.data, 'val', processor, train)
     names = {i: train.names[number] for i, number in enumerate(train.categories)}
-    model = hf.RTDetrForObjectDetection(hf.RTDetrConfig(
-        backbone_config=hf.TimmBackboneConfig(backbone=args.backbone, out_indices=[1, 2, 3]),
-        id2label=names, label2id={name: i for i, name in names.items()},
-        **(SMALL if args.small else {}),
-    ))  # fmt: skip
+    model = hf.RTDetrForObjectDetection(
+        hf.RTDetrConfig(
+            backbone_config=hf.TimmBackboneConfig(backbone=args.backbone, out_indices=[1, 2, 3]),
+            id2label=names,
+            label2id={name: i for i, name in names.items()},
+            **(SMALL if args.small else {}),
+        )
+    )
     if args.weights:
         (ours,) = (module for module in model.modules() if isinstance(module, TimmClassifier))
         load_or_exit(ours.backbone, args.weights)
     settings = hf.TrainingArguments(
-        str(args.work_dir), num_train_epochs=args.epochs, learning_rate=args.lr, warmup_steps=50,
-        per_device_train_batch_size=args.batch_size, weight_decay=1e-4, max_grad_norm=0.1,
-        lr_scheduler_type='cosine', remove_unused_columns=False, logging_steps=20,
-        save_strategy='no', report_to='none',
-    )  # fmt: skip
+        str(args.work_dir),
+        num_train_epochs=args.epochs,
+        learning_rate=args.lr,
+        warmup_steps=50,
+        per_device_train_batch_size=args.batch_size,
+        weight_decay=1e-4,
+        max_grad_norm=0.1,
+        lr_scheduler_type='cosine',
+        remove_unused_columns=False,
+        logging_steps=20,
+        save_strategy='no',
+        report_to='none',
+    )
     trainer = hf.Trainer(model, settings, train_dataset=train, data_collator=collate)
     seconds = trainer.train().metrics['train_runtime']
     trainer.save_model()
     loaded = hf.RTDetrForObjectDetection.from_pretrained(args.work_dir).to(model.device)
     log = dict(
         command=' '.join(['python', 'tools/train_rt_detr.py', *sys.argv[1:]]),
-        box=evaluate(loaded, val), seconds=round(seconds), parameters=model.num_parameters(),
+        box=evaluate(loaded, val),
+        seconds=round(seconds),
+        parameters=model.num_parameters(),
         versions={name: version(name) for name in ('torch', 'timm', 'transformers')},
         history=trainer.state.log_history,
-    )  # fmt: skip
+    )
     write_json(args.work_dir / 'results.json', log)
     print(json.dumps(log['box']))
 

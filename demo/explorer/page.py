@@ -98,33 +98,47 @@ class Page:
         self.image = gr.Dropdown(self.explorer.images.choices(), value=default.image, label='Image')
         self.upload = gr.UploadButton('Upload an image', size='sm', elem_id='upload-image')
         self.trained = gr.Dropdown(
-            list(self.explorer.models.sources), value=list(default.trained), elem_id='trained',
-            label='Trained or given models', **many,
-        )  # fmt: skip
+            list(self.explorer.models.sources),
+            value=list(default.trained),
+            elem_id='trained',
+            label='Trained or given models',
+            **many,
+        )
         self.attention = gr.Dropdown(
-            list(ATTENTIONS), value=list(default.attention), elem_id='attentions',
-            label='Attentions, with random weights', **many,
-        )  # fmt: skip
+            list(ATTENTIONS),
+            value=list(default.attention),
+            elem_id='attentions',
+            label='Attentions, with random weights',
+            **many,
+        )
         self.host = gr.Dropdown(
             list(HOSTS), value=list(default.host), label='… on these hosts', **many
         )
         with gr.Row():
             self.stage = gr.Dropdown(
-                numbered(offered.stages, default.stage), value=default.stage, label='Stage',
+                numbered(offered.stages, default.stage),
+                value=default.stage,
+                label='Stage',
                 min_width=70,
-            )  # fmt: skip
+            )
             self.block = gr.Dropdown(
-                numbered(offered.blocks, default.block, [('last', LAST)]), value=default.block,
-                label='Block', min_width=70,
-            )  # fmt: skip
-            self.head = gr.Dropdown(
-                numbered(offered.heads, default.head), value=default.head, label='Head',
+                numbered(offered.blocks, default.block, [('last', LAST)]),
+                value=default.block,
+                label='Block',
                 min_width=70,
-            )  # fmt: skip
+            )
+            self.head = gr.Dropdown(
+                numbered(offered.heads, default.head),
+                value=default.head,
+                label='Head',
+                min_width=70,
+            )
         self.matrix = gr.CheckboxGroup(
-            list(offered.matrices), value=list(default.matrix), label='Matrix, where there are '
-            'several', visible=bool(offered.matrices),
-        )  # fmt: skip
+            list(offered.matrices),
+            value=list(default.matrix),
+            label='Matrix, where there are several',
+            visible=bool(offered.matrices),
+        )
         self.scale = gr.Radio(list(SCALES), value=default.scale, label='Colour scale')
         with gr.Accordion('Size of the image, place of the query', open=False):
             self.size = gr.Dropdown(
@@ -152,14 +166,26 @@ class Page:
     def _connect(self) -> None:
         # In the order of View's fields.
         self.controls = [
-            self.image, self.size, self.x, self.y, self.trained, self.attention, self.host,
-            self.stage, self.block, self.head, self.matrix, self.scale,
-        ]  # fmt: skip
+            self.image,
+            self.size,
+            self.x,
+            self.y,
+            self.trained,
+            self.attention,
+            self.host,
+            self.stage,
+            self.block,
+            self.head,
+            self.matrix,
+            self.scale,
+        ]
         outputs = [*self.controls, self.message, self.cards, self.links, self.address]
         quietly = dict(outputs=outputs, show_progress='hidden', api_visibility='private')
         events = [
             self.blocks.load(
-                self.opened, self.address, js='() => location.search',
+                self.opened,
+                self.address,
+                js='() => location.search',
                 **{**quietly, 'show_progress': 'minimal'},
             ),
             self.cards.select(self.clicked, self.controls, trigger_mode='always_last', **quietly),
@@ -167,12 +193,15 @@ class Page:
             self.new_checkpoint.upload(
                 self.checkpoint_sent,
                 [
-                    self.new_checkpoint, self.new_attention, self.new_host, self.new_side,
+                    self.new_checkpoint,
+                    self.new_attention,
+                    self.new_host,
+                    self.new_side,
                     *self.controls,
                 ],
                 **quietly,
             ),
-        ]  # fmt: skip
+        ]
         for control in self.controls:
             # A number is complete when its field is left.
             changes = [control.submit, control.blur] if control in (self.x, self.y) else None
@@ -298,6 +327,12 @@ def server(explorer: Explorer, default: View) -> FastAPI:
     # is not: whoever sends the path of any file of this machine as an upload would get it.
     page.has_launched = page.is_running = True
     return gr.mount_gradio_app(
-        app, page, path='/', theme=theme, css=STYLE, footer_links=[], ssr_mode=False,
+        app,
+        page,
+        path='/',
+        theme=theme,
+        css=STYLE,
+        footer_links=[],
+        ssr_mode=False,
         max_file_size=LARGEST_UPLOAD,
-    )  # fmt: skip
+    )

@@ -98,18 +98,29 @@ def exported(
     for axis, panel, limits in zip(axes[1:], panels, colour_limits(panels, view.scale)):
         matrix = f', matrix {panel.matrix}' if panel.matrix else ''
         axis.set_title(
-            fill(panel.title, 32) + '\n' + fill(panel.weights_are + matrix, 36), fontsize=7,
+            fill(panel.title, 32) + '\n' + fill(panel.weights_are + matrix, 36),
+            fontsize=7,
             parse_math=False,
-        )  # fmt: skip
+        )
         if panel.weights is None:
             note = fill(panel.message[:400], 36)
-            axis.text(0.5, 0.5, note, fontsize=6, ha='center', va='center', in_layout=False,
-                      parse_math=False, transform=axis.transAxes)  # fmt: skip
+            axis.text(
+                0.5,
+                0.5,
+                note,
+                fontsize=6,
+                ha='center',
+                va='center',
+                in_layout=False,
+                parse_math=False,
+                transform=axis.transAxes,
+            )
             continue
         axis.imshow(
-            heated(image, panel, limits, shape), extent=(0, width, height, 0),
+            heated(image, panel, limits, shape),
+            extent=(0, width, height, 0),
             interpolation='nearest',
-        )  # fmt: skip
+        )
         axis.set_xlabel(told(panel), fontsize=7)
         heat = heat or cm.ScalarMappable(
             colors.Normalize(*(limits if view.scale == 'shared' else (0, 1))), COLOURS
@@ -119,10 +130,14 @@ def exported(
     for axis, panel in zip(axes, [None, *panels]):
         if panel is None or panel.weights is not None:
             axis.plot(
-                view.x * width, view.y * height, '+', color='white', markersize=9,
+                view.x * width,
+                view.y * height,
+                '+',
+                color='white',
+                markersize=9,
                 markeredgewidth=1.6,
                 path_effects=[patheffects.withStroke(linewidth=3.2, foreground='black')],
-            )  # fmt: skip
+            )
     for axis in axes[1 + len(panels) :]:
         axis.set_axis_off()
     if heat is not None:

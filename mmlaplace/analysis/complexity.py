@@ -137,9 +137,23 @@ if 'linear_attention' in _native.AVAILABLE:
 if '_landmark_attention' in _native.AVAILABLE:
 
     def _landmark_flops(
-        q, k, v, gamma, rotary, form, height, width, rows, columns, ratio, kernel, bandwidth,
-        ridge, whitening_eps, **__,
-    ):  # fmt: skip
+        q,
+        k,
+        v,
+        gamma,
+        rotary,
+        form,
+        height,
+        width,
+        rows,
+        columns,
+        ratio,
+        kernel,
+        bandwidth,
+        ridge,
+        whitening_eps,
+        **__,
+    ):
         marks = (
             rows * columns if ratio is None else ceil_div(height, ratio) * ceil_div(width, ratio)
         )

@@ -95,9 +95,14 @@ def image_size(cfg: Config) -> Tuple[int, int]:
         dataset = (cfg.get('test_dataloader') or {}).get('dataset') or {}
         pipeline = dataset.get('pipeline', [])
         side = next(
-            (step[key] for step in reversed(pipeline) for key in ('crop_size', 'scale')
-             if key in step), 224,
-        )  # fmt: skip
+            (
+                step[key]
+                for step in reversed(pipeline)
+                for key in ('crop_size', 'scale')
+                if key in step
+            ),
+            224,
+        )
         if not isinstance(side, int):
             side = tuple(side)[::-1]  # the transforms have width and height
     return (side, side) if isinstance(side, int) else tuple(side)

@@ -13,7 +13,7 @@ from typing import (
     Sequence,
     Tuple,
     Type,
-)  # fmt: skip
+)
 
 import numpy as np
 import torch

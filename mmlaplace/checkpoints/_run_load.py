@@ -37,9 +37,7 @@ def _encode(text: str, encoding: str) -> bytes:
 
 
 # A pickle can set attributes of a class that is written in Python. So those are hidden in _Rebuild.
-_BUILT_IN = (
-    bytearray, bytes, complex, dict, float, frozenset, int, list, range, set, slice
-)  # fmt: skip
+_BUILT_IN = (bytearray, bytes, complex, dict, float, frozenset, int, list, range, set, slice)
 _REAL: Dict[tuple, Any] = {
     **{
         (module, kind.__name__): kind

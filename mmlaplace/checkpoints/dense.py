@@ -110,9 +110,12 @@ MMDET_1 = ('bbox_head.fc_cls.', 'bbox_head.0.fc_cls.', 'mask_head.')
 OPENMMLAB = ('.attn.w_msa.', '.attn.attn.in_proj_')
 # Tensors with a row for each class, or several.
 CLASSES = (
-    'roi_head.mask_head.conv_logits.weight', 'roi_head.mask_head.0.conv_logits.weight',
-    'decode_head.conv_seg.weight', 'bbox_head.retina_cls.weight', 'bbox_head.cls_convs.0.weight',
-)  # fmt: skip
+    'roi_head.mask_head.conv_logits.weight',
+    'roi_head.mask_head.0.conv_logits.weight',
+    'decode_head.conv_seg.weight',
+    'bbox_head.retina_cls.weight',
+    'bbox_head.cls_convs.0.weight',
+)
 
 
 def kind_of(names: Collection[str]) -> str:

@@ -14,9 +14,7 @@ from .released import SCHEME
 # mmengine matches these at the beginning of a path or address.
 SOURCES = (HUB, TIMM, SCHEME, r'https?://.*\.safetensors', r'.*\.safetensors$')
 # mmengine's own. It turns names such as torchvision://NAME to addresses, and then they are checked.
-THEIR_SOURCES = (
-    '', 'http://', 'https://', r'(\S+\:)?s3://', r'(\S+\:)?petrel://', 'pavi://'
-)  # fmt: skip
+THEIR_SOURCES = ('', 'http://', 'https://', r'(\S+\:)?s3://', r'(\S+\:)?petrel://', 'pavi://')
 
 
 def is_read_safely(checkpoint: str) -> bool:

@@ -19,8 +19,12 @@ BLOCK: Rows = {
 # Softmax on one map, and on a reduced map of keys and values.
 ATTENTION: Rows = {'qkv.': 'qkv.', 'proj.': 'proj.'}
 REDUCED: Rows = {
-    'q.': 'qkv.', 'kv.': 'kv.', 'proj.': 'proj.', 'sr.': 'sr.projection.', 'norm.': 'sr.norm.',
-}  # fmt: skip
+    'q.': 'qkv.',
+    'kv.': 'kv.',
+    'proj.': 'proj.',
+    'sr.': 'sr.projection.',
+    'norm.': 'sr.norm.',
+}
 
 
 def class_position(tokens: Tensor, image_size: Tuple[int, int]) -> Tensor:

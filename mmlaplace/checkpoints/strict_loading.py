@@ -10,8 +10,14 @@ from .own_names import rename_maps
 from .resizing import resize_weights
 
 PRETRAINED_KEYS = (
-    'checkpoint', 'prefix', 'min_matched', 'map_location', 'skip', 'key', 'adapt_input_conv'
-)  # fmt: skip
+    'checkpoint',
+    'prefix',
+    'min_matched',
+    'map_location',
+    'skip',
+    'key',
+    'adapt_input_conv',
+)
 
 
 if TYPE_CHECKING:  # it is mixed into modules of mmengine

@@ -252,8 +252,10 @@ def build_backbone(config: str, checkpoint: Optional[str] = None) -> nn.Module:
     try:
         backbone = MODELS.build(dict(found, init_cfg=None))
     except KeyError as error:  # of the registry, in many words
-        end_tool(f'{config} has a backbone of type {found.get("type")!r}, which is none of '
-                 f'mmlaplace ({str(error).splitlines()[0]})')  # fmt: skip
+        end_tool(
+            f'{config} has a backbone of type {found.get("type")!r}, which is none of '
+            f'mmlaplace ({str(error).splitlines()[0]})'
+        )
     if not hasattr(backbone, 'stages'):
         end_tool(f'{config} has a {type(backbone).__name__}, which has no stages of maps')
     backbone.eval()  # which returns nothing in some toolboxes

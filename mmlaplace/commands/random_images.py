@@ -80,9 +80,9 @@ def _detected(shape: Tuple[int, int], masks: bool) -> Any:
     height, width = shape
     boxes = torch.tensor([[0.1, 0.1, 0.5, 0.6], [0.4, 0.3, 0.9, 0.9]])
     boxes = (boxes * torch.tensor([width, height, width, height])).round()
-    sample = structures.DetDataSample(metainfo=dict(
-        img_id=0, img_shape=shape, ori_shape=shape, scale_factor=(1.0, 1.0)
-    ))  # fmt: skip
+    sample = structures.DetDataSample(
+        metainfo=dict(img_id=0, img_shape=shape, ori_shape=shape, scale_factor=(1.0, 1.0))
+    )
     sample.gt_instances = InstanceData(bboxes=boxes, labels=torch.zeros(2, dtype=torch.long))
     if masks:
         filled = np.zeros((2, height, width), np.uint8)

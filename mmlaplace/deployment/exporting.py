@@ -210,10 +210,16 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, about: dict) -
         translations.update(onnx_ops.translations())
     # It names what it does not translate, and the versions of onnxscript.
     exported = torch.onnx.export(
-        program, (), input_names=about['inputs'], output_names=about['outputs'],
-        opset_version=OPSET, custom_translation_table=translations, dynamo=True, verbose=False,
+        program,
+        (),
+        input_names=about['inputs'],
+        output_names=about['outputs'],
+        opset_version=OPSET,
+        custom_translation_table=translations,
+        dynamo=True,
+        verbose=False,
         optimize=False,
-    )  # fmt: skip
+    )
     assert exported is not None  # by the exporter of torch.export, which dynamo=True asks for
     # The exporter's own optimisation has these and a search for patterns, whose time is quadratic
     # in the nodes: minutes for a LaplacianFormer. Runtimes search for patterns themselves.

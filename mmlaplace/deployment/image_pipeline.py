@@ -123,8 +123,10 @@ def center_crop(image: np.ndarray, crop_size: Size, pad: Optional[dict]) -> np.n
         larger = max(width, image.shape[1]), max(height, image.shape[0])
         image = pad_image(image, **{**pad, 'size': larger, 'size_divisor': None, 'square': False})
     high, wide = image.shape[:2]
-    top, left = (max(0, int(round((have - wanted) / 2.0)))
-                 for have, wanted in ((high, height), (wide, width)))  # fmt: skip
+    top, left = (
+        max(0, int(round((have - wanted) / 2.0)))
+        for have, wanted in ((high, height), (wide, width))
+    )
     return image[top : top + height, left : left + width]
 
 
@@ -135,15 +137,20 @@ def efficientnet_crop(
     height, width = image.shape[:2]
     side = crop_size / (crop_size + crop_padding) * min(height, width)
     top, left = (max(0, int(round((have - side) / 2.0))) for have in (height, width))
-    bottom, right = (min(int(at + side - 1), have - 1) + 1
-                     for at, have in ((top, height), (left, width)))  # fmt: skip
+    bottom, right = (
+        min(int(at + side - 1), have - 1) + 1 for at, have in ((top, height), (left, width))
+    )
     return resized(image[top:bottom, left:right], (crop_size, crop_size), **how)
 
 
 def pad_image(
-    image: np.ndarray, size: Optional[Size], size_divisor: Optional[int], square: bool, value: Any,
+    image: np.ndarray,
+    size: Optional[Size],
+    size_divisor: Optional[int],
+    square: bool,
+    value: Any,
     mode: str,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Right and below, to a width and height, a square or the next multiples.
 
     Raises:

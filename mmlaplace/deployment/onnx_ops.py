@@ -30,14 +30,16 @@ def _operator(
         )
 
     schema = OpSchema(
-        name, DOMAIN, VERSION,
+        name,
+        DOMAIN,
+        VERSION,
         inputs=[parameter(each) for each in (*inputs, *optional)],
         outputs=[parameter('out')],
         attributes=[
             OpSchema.Attribute(key, getattr(OpSchema.AttrType, kind), required=True)
             for key, kind in attributes.items()
         ],
-    )  # fmt: skip
+    )
     return onnxscript.values.Op(onnxscript.values.Opset(DOMAIN, VERSION), name, schema)
 
 
@@ -63,11 +65,18 @@ def translations() -> Dict[Callable, Callable]:
     ):
         q, k, v = (op.Transpose(tokens, perm=[0, 2, 1, 3]) for tokens in (q, k, v))
         out = attention(
-            q, k, v, landmarks, matrix, scale, rotary,
-            kernel=kernel, bandwidth=bandwidth,
+            q,
+            k,
+            v,
+            landmarks,
+            matrix,
+            scale,
+            rotary,
+            kernel=kernel,
+            bandwidth=bandwidth,
             whitening=-1.0 if whitening_eps is None else whitening_eps,
             adjacent=int(rotary_form == 'pairs'),
-        )  # fmt: skip
+        )
         # Three more are for a backward; nothing in a file reads them.
         unused = (ir.Value(name=None) for _ in range(3))
         return (op.Transpose(out, perm=[0, 2, 1, 3]), *unused)

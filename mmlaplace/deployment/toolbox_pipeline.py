@@ -80,8 +80,10 @@ def described_pipeline(cfg: Config) -> Dict[str, Any]:
                 raise _refused(transform, 'in mmseg Resize must precede Pad and CenterCrop')
             steps.append(DESCRIBED[name](transform))
             if as_float and steps[-1].get('backend') == 'pillow':
-                raise _refused(transform, 'set to_float32=False in LoadImageFromFile, as Pillow '
-                               'resizes whole numbers')  # fmt: skip
+                raise _refused(
+                    transform,
+                    'set to_float32=False in LoadImageFromFile, as Pillow resizes whole numbers',
+                )
     return dict(pipeline=steps, color=color)
 
 
@@ -107,8 +109,11 @@ def _how(transform: Any, backend: Optional[str] = None) -> Dict[str, str]:
     interpolation = transform.interpolation or 'bilinear'
     known = dict(cv2=tuple(CV2), pillow=PILLOW).get(backend)
     if known is None or interpolation not in known:
-        raise _refused(transform, f"interpolation with backend 'cv2' must be one of {tuple(CV2)}, "
-                       f"and with 'pillow' one of {PILLOW}")  # fmt: skip
+        raise _refused(
+            transform,
+            f"interpolation with backend 'cv2' must be one of {tuple(CV2)}, "
+            f"and with 'pillow' one of {PILLOW}",
+        )
     return dict(interpolation=interpolation, backend=backend)
 
 
@@ -157,9 +162,11 @@ def _center_crop(transform: Any) -> dict:
 
 def _efficientnet_crop(transform: Any) -> dict:
     return dict(
-        type='EfficientNetCenterCrop', crop_size=_pixels(transform, 'crop_size'),
-        crop_padding=transform.crop_padding, **_how(transform),
-    )  # fmt: skip
+        type='EfficientNetCenterCrop',
+        crop_size=_pixels(transform, 'crop_size'),
+        crop_padding=transform.crop_padding,
+        **_how(transform),
+    )
 
 
 def _pad(transform: Any) -> dict:
@@ -170,9 +177,13 @@ def _pad(transform: Any) -> dict:
         for name in ('size', 'size_divisor')
     )
     return dict(
-        type='Pad', size=size, size_divisor=divisor,
-        square=bool(transform.pad_to_square), value=value, mode=transform.padding_mode,
-    )  # fmt: skip
+        type='Pad',
+        size=size,
+        size_divisor=divisor,
+        square=bool(transform.pad_to_square),
+        value=value,
+        mode=transform.padding_mode,
+    )
 
 
 # By the name of the transform in mmcv, mmpretrain, mmdet and mmseg.

@@ -30,9 +30,13 @@ from .probes.results import append_result, by_key, key_of, read_results
 
 SIDE = 64  # of the training images; the large ones have twice that, and four times the tokens
 HOST = dict(
-    type='ViT', arch=dict(embed_dims=[64], depths=[6], num_heads=[2], ffn_ratios=[4]),
-    patch_size=8, with_cls_token=False, cpe_kernel=3, img_size=SIDE,
-)  # fmt: skip
+    type='ViT',
+    arch=dict(embed_dims=[64], depths=[6], num_heads=[2], ffn_ratios=[4]),
+    patch_size=8,
+    with_cls_token=False,
+    cpe_kernel=3,
+    img_size=SIDE,
+)
 OPTIONS: Dict[str, dict] = {
     'FLattenAttention': {},
     'AgentAttention': dict(num_landmarks=16),
@@ -45,9 +49,10 @@ STEPS = dict(layer_steps=20, whole_steps=20)
 BLOCKS, BATCH, LR, TRUNK_LR, HARM_STEPS = 6, 16, 1e-3, 2e-3, 20
 SEEDS = (0, 1, 2)
 WINDOWS = dict(
-    type='WindowAttention', window_size=4,
+    type='WindowAttention',
+    window_size=4,
     attn_cfg=dict(type='SoftmaxAttention', relative_bias=False),
-)  # fmt: skip
+)
 # Which parts keep the values that they were built with, by the variant of a run.
 NEW_PARTS = {'new FFNs': ['.ffn.'], 'new attentions': ['.attn.'], 'both new': ['.ffn.', '.attn.']}
 # Attention, variant and number of kept blocks, the most important runs first.
@@ -135,9 +140,11 @@ class Model(nn.Module):
         self.backbone: Any = MODELS.build(cfg)  # with the weights that torch gives
         dims, dense = 64, data.train[1].dim() > 1
         self.head: Any = None if dense else nn.Linear(dims, data.outputs)  # what distill knows
-        self.decode: Any = nn.Sequential(
-            nn.Conv2d(dims, 64 * data.outputs, 1), nn.PixelShuffle(8)
-        ) if dense else None  # fmt: skip
+        self.decode: Any = (
+            nn.Sequential(nn.Conv2d(dims, 64 * data.outputs, 1), nn.PixelShuffle(8))
+            if dense
+            else None
+        )
 
     def neck(self, maps: Any) -> Tensor:
         return maps[-1].mean((2, 3))
@@ -206,9 +213,12 @@ class Study:
     """
 
     def __init__(
-        self, log: Path, data_root: Path, work_dir: Path,
+        self,
+        log: Path,
+        data_root: Path,
+        work_dir: Path,
         ended: Optional[Callable[[dict], Any]] = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.log, self.work_dir, self.ended = log, work_dir, ended
         self.results = by_key(read_results(log))
         self.data = cache(lambda task: READERS[task](data_root / task))
@@ -234,9 +244,13 @@ class Study:
 
         def train(task: str, variant: str, steps: int) -> dict:
             made = fit(
-                model.train(), list(model.parameters()), partial(loss_of, model),
-                partial(batches_of, self.data(task), 1000), steps, Schedule(lr=TRUNK_LR),
-            )  # fmt: skip
+                model.train(),
+                list(model.parameters()),
+                partial(loss_of, model),
+                partial(batches_of, self.data(task), 1000),
+                steps,
+                Schedule(lr=TRUNK_LR),
+            )
             write_weights(file, model.state_dict(), {})
             return dict(losses=made['losses'], score=scores(model, self.data(task)))
 
@@ -265,9 +279,15 @@ class Study:
         return dict(harms=[harm_of(new, old, place, images, steps, LR) for place in places])
 
     def hybrid(
-        self, task: str, attention: str, variant: str, keep: int, seed: int,
-        layer_steps: int, whole_steps: int,
-    ) -> dict:  # fmt: skip
+        self,
+        task: str,
+        attention: str,
+        variant: str,
+        keep: int,
+        seed: int,
+        layer_steps: int,
+        whole_steps: int,
+    ) -> dict:
         """Linearize all blocks but some, and imitate the trunk."""
         data, old = self.data(task), self.trunk(task)
         places = softmax_places(old.backbone)
@@ -282,17 +302,24 @@ class Study:
         staying = softmax_blocks(list(places), kept)
         new = self.swapped(task, attention, variant, staying)
         changed = {place: i for place, i in places.items() if place not in staying}
-        again = {name: value.clone() for name, value in new.state_dict().items()
-                 if any(part in name for part in NEW_PARTS.get(variant, ()))}  # fmt: skip
-        new.load_state_dict({k: v for k, v in old.state_dict().items() if 'backbone' not in k},
-                            strict=False)  # fmt: skip
+        again = {
+            name: value.clone()
+            for name, value in new.state_dict().items()
+            if any(part in name for part in NEW_PARTS.get(variant, ()))
+        }
+        new.load_state_dict(
+            {k: v for k, v in old.state_dict().items() if 'backbone' not in k}, strict=False
+        )
         keep_weights(new.backbone, old.backbone, changed)
         new.load_state_dict(again, strict=False)
         swapped = round(score(new, *data.small), 2)
         done = distill(
-            new, old, changed, lambda step: (x for x, _ in batches_of(data, seed, step)),
+            new,
+            old,
+            changed,
+            lambda step: (x for x, _ in batches_of(data, seed, step)),
             Schedule(layer_steps, whole_steps, LR),
-        )  # fmt: skip
+        )
         losses = {phase: made['losses'] for phase, made in done.items()}
         return dict(kept=kept, swapped=swapped, losses=losses, score=scores(new, data))
 
@@ -302,6 +329,11 @@ class Study:
         for part in PLAN:
             for task, seed, (attention, variant, keep) in product(tasks, SEEDS, part):
                 self.run(
-                    self.hybrid, task=task, attention=attention, variant=variant, keep=keep,
-                    seed=seed, **(without if variant == 'no layer steps' else STEPS),
-                )  # fmt: skip
+                    self.hybrid,
+                    task=task,
+                    attention=attention,
+                    variant=variant,
+                    keep=keep,
+                    seed=seed,
+                    **(without if variant == 'no layer steps' else STEPS),
+                )

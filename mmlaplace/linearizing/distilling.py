@@ -101,8 +101,9 @@ def fit(
     device = parameters[0].device
     half = half_dtype(device)
     make = AmpOptimWrapper if schedule.amp and half == torch.float16 else OptimWrapper
-    wrapper = make(optimizer=optimizer, accumulative_counts=schedule.accumulate,
-                   clip_grad=dict(max_norm=1.0))  # fmt: skip
+    wrapper = make(
+        optimizer=optimizer, accumulative_counts=schedule.accumulate, clip_grad=dict(max_norm=1.0)
+    )
     first, losses, before = 0, [], 0.0
     if state is not None:
         first, losses, before = state['step'], list(state['losses']), state['seconds']
@@ -189,8 +190,12 @@ def distill(
     if schedule.loss not in LOSSES:
         raise ValueError(f'the loss must be one of {LOSSES}, got {schedule.loss!r}')
     old.eval().requires_grad_(False)
-    settings = dict(settings or {}, **schedule._asdict(), processes=dist.get_world_size(),
-                    weights_sha256=weights_sha256(old))  # fmt: skip
+    settings = dict(
+        settings or {},
+        **schedule._asdict(),
+        processes=dist.get_world_size(),
+        weights_sha256=weights_sha256(old),
+    )
     kept = read_state(state_file, settings)
     done: Dict[str, dict] = dict(kept.get('done', {}))
     names = blocks_of(places) if schedule.loss == 'block' else places

@@ -342,8 +342,14 @@ def measure_blocks(
     Raises:
         ValueError: If the file was made with other settings, or cannot be read.
     """
-    settings = dict(settings, steps=steps, lr=lr, amp=amp, processes=dist.get_world_size(),
-                    weights_sha256=weights_sha256(old))  # fmt: skip
+    settings = dict(
+        settings,
+        steps=steps,
+        lr=lr,
+        amp=amp,
+        processes=dist.get_world_size(),
+        weights_sha256=weights_sha256(old),
+    )
     found = of_first_process(read_blocks(path, settings))
     todo = [place for place in places if place not in found['harms']]
     images = batches() if todo else []

@@ -95,9 +95,11 @@ def whole_loss(new: Any, old: Any, images: Tensor) -> Tensor:
     found = logits(new, maps)
     if found is not None and target is not None:
         loss = loss + F.kl_div(
-            found.float().log_softmax(-1), target.float().log_softmax(-1),
-            reduction='batchmean', log_target=True,
-        )  # fmt: skip
+            found.float().log_softmax(-1),
+            target.float().log_softmax(-1),
+            reduction='batchmean',
+            log_target=True,
+        )
     return loss
 
 

@@ -133,8 +133,9 @@ def attention_plan(
         if twice or not taken:
             raise ValueError(
                 f'{each!r} has the blocks {twice} of another attention; give each block one'
-                if twice else f'{each!r} gets no block; give it some that no other has'
-            )  # fmt: skip
+                if twice
+                else f'{each!r} gets no block; give it some that no other has'
+            )
         own = dict(type=name, **{**shared, **(options or {}).get(name, {})})
         plan.update(dict.fromkeys(taken, own))
     return plan
@@ -173,8 +174,11 @@ def linear_config(
     places = softmax_places(backbone)
     if isinstance(attention, str):
         attention = dict.fromkeys(places, dict(type=attention, **(options or {})))
-    windows = {i for i, stage in enumerate(backbone.stages)
-               if isinstance(stage['blocks'][0].attn, WindowAttention)}  # fmt: skip
+    windows = {
+        i
+        for i, stage in enumerate(backbone.stages)
+        if isinstance(stage['blocks'][0].attn, WindowAttention)
+    }
     for place, new in attention.items():
         cls = attention_class(new['type'])
         if cls in SOFTMAX or (cls is WindowAttention and places[place] in windows):
@@ -230,8 +234,10 @@ def keep_weights(new: nn.Module, old: nn.Module, places: Dict[str, int]) -> Kept
     """
     new_state, old_state = new.state_dict(), old.state_dict()
     # Inside of new windows, an attention has a longer name.
-    inner = {place: f'{place}.attn' * isinstance(new.get_submodule(place), WindowAttention) or place
-             for place in places}  # fmt: skip
+    inner = {
+        place: f'{place}.attn' * isinstance(new.get_submodule(place), WindowAttention) or place
+        for place in places
+    }
     for place, name in inner.items():
         moved = [key for key in old_state if name != place and key.startswith(f'{place}.')]
         old_state.update({name + key[len(place) :]: old_state[key] for key in moved})
@@ -260,9 +266,11 @@ def _copy_projections(
     kept: Dict[str, Tensor],
 ) -> None:
     for kind in ('weight', 'bias'):
-        found = {part: old_state[f'{place}.{name}.{kind}'][rows]
-                 for part, (name, rows) in _rows(source).items()
-                 if f'{place}.{name}.{kind}' in old_state}  # fmt: skip
+        found = {
+            part: old_state[f'{place}.{name}.{kind}'][rows]
+            for part, (name, rows) in _rows(source).items()
+            if f'{place}.{name}.{kind}' in old_state
+        }
         for part, (name, rows) in _rows(mine).items():
             key = f'{place}.{name}.{kind}'
             if key not in new_state:

@@ -8,15 +8,36 @@ from .pyramid.options import attention_class, takes
 
 # The frame without all that needs a map. The linears are those of torch.
 WITHOUT_MAP = dict(
-    qkv='qkv', gate=False, sr_ratio=1, key_positions=False, rope=False, lepe_kernel=0,
-    second_lepe_kernel=0, proj=False,
-)  # fmt: skip
+    qkv='qkv',
+    gate=False,
+    sr_ratio=1,
+    key_positions=False,
+    rope=False,
+    lepe_kernel=0,
+    second_lepe_kernel=0,
+    proj=False,
+)
 # Options of layers outside of the mixing rule, of maps, and of other sizes.
 NOT_OF_THE_RULE = {field.name for field in fields(Frame)} - {'qkv', 'gate'} | {
-    'attn_drop', 'embed_dims', 'filters_from', 'gate_form', 'gate_init', 'head_dims', 'init_cfg',
-    'key_dims', 'lepe_deformable', 'num_heads', 'num_prefix_tokens', 'out_dims', 'pool_size',
-    'relative_bias', 'residual', 'sr_norm_cfg', 'value_dims', 'value_shortcut',
-}  # fmt: skip
+    'attn_drop',
+    'embed_dims',
+    'filters_from',
+    'gate_form',
+    'gate_init',
+    'head_dims',
+    'init_cfg',
+    'key_dims',
+    'lepe_deformable',
+    'num_heads',
+    'num_prefix_tokens',
+    'out_dims',
+    'pool_size',
+    'relative_bias',
+    'residual',
+    'sr_norm_cfg',
+    'value_dims',
+    'value_shortcut',
+}
 
 
 def options_of_rule(attn_cfg: Optional[dict]) -> Dict[str, Any]:

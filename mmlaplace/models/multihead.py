@@ -93,9 +93,16 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
                 'mixing rule has; leave them out'
             )
         super().__init__(
-            embed_dim, num_heads, dropout, bias, kdim=kdim, vdim=vdim, batch_first=batch_first,
-            device=device, dtype=dtype,
-        )  # fmt: skip
+            embed_dim,
+            num_heads,
+            dropout,
+            bias,
+            kdim=kdim,
+            vdim=vdim,
+            batch_first=batch_first,
+            device=device,
+            dtype=dtype,
+        )
         self.self_attention = self_attention
         self.attn: Any = mixing_rule(embed_dim, num_heads, dropout, options_of_rule(attn_cfg))
         gated = self.attn.frame.gate
@@ -127,12 +134,20 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
         kind = attention_class(options_of_rule(attn_cfg)['type'])
         weight = module.out_proj.weight
         new = cls(
-            module.embed_dim, module.num_heads,
+            module.embed_dim,
+            module.num_heads,
             module.dropout if takes(kind, 'attn_drop') else 0.0,
-            module.in_proj_bias is not None, module.bias_k is not None, module.add_zero_attn,
-            module.kdim, module.vdim, module.batch_first, weight.device, weight.dtype, attn_cfg,
+            module.in_proj_bias is not None,
+            module.bias_k is not None,
+            module.add_zero_attn,
+            module.kdim,
+            module.vdim,
+            module.batch_first,
+            weight.device,
+            weight.dtype,
+            attn_cfg,
             self_attention,
-        )  # fmt: skip
+        )
         missing, other = new.load_state_dict(module.state_dict(), strict=False)
         lost = [name for name in missing if not name.startswith(('attn.', 'gate.'))]
         if lost or other:
@@ -199,9 +214,15 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
         return out if self.batch_first else out.transpose(0, 1), weights
 
     def _check(
-        self, query: Tensor, key: Tensor, value: Tensor, padding: Optional[Tensor],
-        attn_mask: Optional[Tensor], is_causal: bool, same: bool,
-    ) -> None:  # fmt: skip
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        padding: Optional[Tensor],
+        attn_mask: Optional[Tensor],
+        is_causal: bool,
+        same: bool,
+    ) -> None:
         """Raise a ValueError for arguments that the rule cannot take, as in the class."""
         name, attn = type(self.attn).__name__, self.attn
         if query.is_nested or key.is_nested or value.is_nested:

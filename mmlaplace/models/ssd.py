@@ -11,8 +11,13 @@ from torch import Tensor, nn
 __all__ = ['SSDLiteAnchors', 'SSDLiteHead']
 
 OF_CONVOLUTIONS = {
-    'stacked_convs', 'feat_channels', 'use_depthwise', 'conv_cfg', 'norm_cfg', 'act_cfg',
-}  # fmt: skip
+    'stacked_convs',
+    'feat_channels',
+    'use_depthwise',
+    'conv_cfg',
+    'norm_cfg',
+    'act_cfg',
+}
 
 
 @TASK_UTILS.register_module()

@@ -42,10 +42,11 @@ def swap_multihead_attention(model: nn.Module, attn_cfg: dict, within: str = '')
         ['layers.0.self_attn', 'layers.1.self_attn']
     """
     places = {
-        name: module for name, module in model.named_modules(remove_duplicate=False)
+        name: module
+        for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, nn.MultiheadAttention)
         and not isinstance(module, LinearMultiheadAttention)
-    }  # fmt: skip
+    }
     if '' in places:
         raise ValueError(
             f'the model is a {type(model).__name__} itself, which has no place to put another in; '

@@ -328,8 +328,10 @@ def why_not_for(info: Dict[str, str], capability: Tuple[int, int]) -> Optional[s
     Code for 8.0 runs on 8.6 too, but not on 7.5. For later GPUs the library has PTX, which the
     driver compiles.
     """
-    arches = [(int(arch) // 100, int(arch) // 10 % 10) for arch in
-              re.findall(r'\d+', info.get('arches', ''))]  # fmt: skip
+    arches = [
+        (int(arch) // 100, int(arch) // 10 % 10)
+        for arch in re.findall(r'\d+', info.get('arches', ''))
+    ]
     fits = any(major == capability[0] and minor <= capability[1] for major, minor in arches)
     if fits or not arches or capability > max(arches):
         return None

@@ -90,9 +90,14 @@ class Gradient(_native.Function):
 
     @staticmethod
     def forward(
-        grad: Tensor, q: Tensor, k: Tensor, out: Tensor, bandwidth: float, metric: Metric,
+        grad: Tensor,
+        q: Tensor,
+        k: Tensor,
+        out: Tensor,
+        bandwidth: float,
+        metric: Metric,
         compute: Callable,
-    ) -> Tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> Tuple[Tensor, Tensor]:
         return metric.gradient(compute, grad, q, k, out, bandwidth)
 
     @staticmethod

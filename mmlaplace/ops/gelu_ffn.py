@@ -108,9 +108,14 @@ def in_order(weight: Tensor, rows: int) -> Tensor:
 
 
 def in_blocks(
-    rows: Tensor, step: int, first: Tensor, first_bias: Tensor, second: Tensor,
-    second_bias: Tensor, approximate: str,
-) -> Tensor:  # fmt: skip
+    rows: Tensor,
+    step: int,
+    first: Tensor,
+    first_bias: Tensor,
+    second: Tensor,
+    second_bias: Tensor,
+    approximate: str,
+) -> Tensor:
     """The op of rows ``(rows, C)``, for ``step`` rows at a time."""
     linear = torch.ops.mkldnn._linear_pointwise
     if len(rows) <= step:
@@ -151,9 +156,14 @@ class GeluFFN(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor,
-        second_bias: Tensor, approximate: str,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        x: Tensor,
+        first: Tensor,
+        first_bias: Tensor,
+        second: Tensor,
+        second_bias: Tensor,
+        approximate: str,
+    ) -> Tensor:
         rows, hidden = x.reshape(-1, x.shape[-1]), None
         if 4 * len(rows) * len(first) < LARGE_BYTES:
             hidden = onednn_linear(rows, first, first_bias)
@@ -202,9 +212,15 @@ def all_gradients(
 
 
 def gradients(
-    grad: Tensor, x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor,
-    hidden: Optional[Tensor], approximate: str, needs: Sequence[bool],
-) -> Tuple[Optional[Tensor], ...]:  # fmt: skip
+    grad: Tensor,
+    x: Tensor,
+    first: Tensor,
+    first_bias: Tensor,
+    second: Tensor,
+    hidden: Optional[Tensor],
+    approximate: str,
+    needs: Sequence[bool],
+) -> Tuple[Optional[Tensor], ...]:
     """The gradients of x and of the weights and biases, of those that are needed."""
     needs_x, needs_first, needs_first_bias, needs_second, needs_second_bias = needs
     rows, grads = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
@@ -233,9 +249,12 @@ def gradients(
         if of_x is not None:
             of_x[block] = onednn_linear(of_hidden, first.t())
     return (
-        None if of_x is None else of_x.view(x.shape), of_first, of_first_bias, of_second,
+        None if of_x is None else of_x.view(x.shape),
+        of_first,
+        of_first_bias,
+        of_second,
         grads.sum(0) if needs_second_bias else None,
-    )  # fmt: skip
+    )
 
 
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
@@ -274,9 +293,13 @@ def _fake_gradients(
 PLAIN = (Tensor, torch.nn.Parameter)
 AUTOCAST_FROM = (torch.float32, torch.bfloat16, torch.float16)  # autocast leaves fp64 alone
 _native.define(
-    SCHEMA, compute, _fake,
-    Autograd=differentiable, AutocastCPU=in_half, FuncTorchBatched=gelu_ffn_reference,
-)  # fmt: skip
+    SCHEMA,
+    compute,
+    _fake,
+    Autograd=differentiable,
+    AutocastCPU=in_half,
+    FuncTorchBatched=gelu_ffn_reference,
+)
 _native.define(
     f'{OP}_backward(Tensor grad, Tensor x, Tensor first, Tensor first_bias, Tensor second, '
     'str approximate) -> (Tensor, Tensor, Tensor, Tensor, Tensor)',

@@ -69,9 +69,18 @@ def composed(
     )
     scale = None if gamma is None else gamma.to(landmarks.dtype)[:, None, None] / v.shape[-2]
     return nystrom_attention(
-        q, k, v, landmarks, inverse, bandwidth, kernel=kernel, scale=scale,
-        whitening_eps=whitening_eps, rotary=rotary, rotary_form=rotary_form,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        landmarks,
+        inverse,
+        bandwidth,
+        kernel=kernel,
+        scale=scale,
+        whitening_eps=whitening_eps,
+        rotary=rotary,
+        rotary_form=rotary_form,
+    )
 
 
 def landmark_attention(*inputs: Any) -> Tensor:

@@ -232,9 +232,15 @@ def linear_attention(
 
 
 def _check(
-    q: Tensor, k: Tensor, v: Tensor, top_q: Optional[Tensor], top_k: Optional[Tensor], eps: float,
-    features: str, streams: int,
-) -> None:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    top_q: Optional[Tensor],
+    top_k: Optional[Tensor],
+    eps: float,
+    features: str,
+    streams: int,
+) -> None:
     for name, tensor in (('q', q), ('k', k), ('v', v)):
         _checks.check_floating(OP, name, tensor)
         if tensor.dim() != 4:
@@ -270,9 +276,15 @@ def _check(
 
 
 def _fake(
-    q: Tensor, k: Tensor, v: Tensor, top_q: Optional[Tensor], top_k: Optional[Tensor], eps: float,
-    features: str, streams: int,
-) -> Tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    top_q: Optional[Tensor],
+    top_k: Optional[Tensor],
+    eps: float,
+    features: str,
+    streams: int,
+) -> Tuple[Tensor, Tensor]:
     _check(q, k, v, top_q, top_k, eps, features, streams)
     for name, tensor in (('k', k), ('v', v), ('top_q', top_q), ('top_k', top_k)):
         if tensor is not None and tensor.dtype != q.dtype:
@@ -282,9 +294,17 @@ def _fake(
 
 
 def _fake_gradient(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, top_q: Optional[Tensor],
-    top_k: Optional[Tensor], sums: Tensor, eps: float, features: str, streams: int,
-) -> Tuple[Tensor, ...]:  # fmt: skip
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    top_q: Optional[Tensor],
+    top_k: Optional[Tensor],
+    sums: Tensor,
+    eps: float,
+    features: str,
+    streams: int,
+) -> Tuple[Tensor, ...]:
     out, like = _fake(q, k, v, top_q, top_k, eps, features, streams)
     _checks.check_like(OP, 'the gradient', grad, out)
     _checks.check_like(OP, 'sums', sums, like)

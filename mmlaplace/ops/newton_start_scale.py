@@ -57,9 +57,14 @@ class StartScale(_native.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple, compute: Callable, mat: Tensor, factor: float, halve: bool,
+        info: Any,
+        in_dims: tuple,
+        compute: Callable,
+        mat: Tensor,
+        factor: float,
+        halve: bool,
         per_batch: bool,
-    ) -> Tuple[Tensor, int]:  # fmt: skip
+    ) -> Tuple[Tensor, int]:
         (mats,) = batch_in_front(info.batch_size, in_dims[1:2], mat)
         if not per_batch:
             return StartScale.apply(compute, mats, factor, halve, per_batch), 0

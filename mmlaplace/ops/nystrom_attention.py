@@ -215,25 +215,54 @@ def nystrom_attention(
                 wide = scale.float() if scale.dtype in HALVES else scale
                 of_heads = wide.expand(*q.shape[:2], 1, 1).flatten(1)
             return _native.at_once(
-                _OP, q, k, v, landmarks, inverse, of_heads, rotary, kernel, bandwidth,
-                whitening_eps, rotary_form,
-            )[0]  # fmt: skip
+                _OP,
+                q,
+                k,
+                v,
+                landmarks,
+                inverse,
+                of_heads,
+                rotary,
+                kernel,
+                bandwidth,
+                whitening_eps,
+                rotary_form,
+            )[0]
         except _native.REFUSALS:
             pass
     return _checked_attention(
-        q, k, v, landmarks, inverse, scale, rotary, kernel, bandwidth, whitening_eps, rotary_form,
+        q,
+        k,
+        v,
+        landmarks,
+        inverse,
+        scale,
+        rotary,
+        kernel,
+        bandwidth,
+        whitening_eps,
+        rotary_form,
         backend,
-    )  # fmt: skip
+    )
 
 
 _OP = _native.find(OP)
 
 
 def _checked_attention(
-    q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, inverse: Tensor, scale: Optional[Tensor],
-    rotary: Optional[Tensor], kernel: str, bandwidth: float, whitening_eps: Optional[float],
-    rotary_form: str, backend: str,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    landmarks: Tensor,
+    inverse: Tensor,
+    scale: Optional[Tensor],
+    rotary: Optional[Tensor],
+    kernel: str,
+    bandwidth: float,
+    whitening_eps: Optional[float],
+    rotary_form: str,
+    backend: str,
+) -> Tensor:
     _check_names(kernel, rotary_form)
     q, k, v = _one_dtype(q, k, v)
     _check(q, k, v, landmarks, inverse, rotary)
@@ -317,10 +346,18 @@ def _scale_of_heads(scale: Tensor, q: Tensor) -> Tensor:
 
 
 def _fake(
-    q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, inverse: Tensor, scale: Tensor,
-    rotary: Optional[Tensor], kernel: str, bandwidth: float, whitening_eps: Optional[float],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    landmarks: Tensor,
+    inverse: Tensor,
+    scale: Tensor,
+    rotary: Optional[Tensor],
+    kernel: str,
+    bandwidth: float,
+    whitening_eps: Optional[float],
     rotary_form: str,
-) -> Tuple[Tensor, ...]:  # fmt: skip
+) -> Tuple[Tensor, ...]:
     _check_names(kernel, rotary_form)
     _check(q, k, v, landmarks, inverse, rotary)
     _check_numbers(q, kernel, bandwidth, whitening_eps)
@@ -341,10 +378,19 @@ def _fake(
 
 
 def _fake_gradient(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, inverse: Tensor,
-    scale: Tensor, rotary: Optional[Tensor], mean: Tensor, covariance: Tensor, mixed: Tensor,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    landmarks: Tensor,
+    inverse: Tensor,
+    scale: Tensor,
+    rotary: Optional[Tensor],
+    mean: Tensor,
+    covariance: Tensor,
+    mixed: Tensor,
     *constants: Any,
-) -> Tuple[Tensor, ...]:  # fmt: skip
+) -> Tuple[Tensor, ...]:
     outs = _fake(q, k, v, landmarks, inverse, scale, rotary, *constants)
     kept = dict(mean=mean, covariance=covariance, mixed=mixed)
     for (name, tensor), like in zip([('the gradient', grad), *kept.items()], outs):

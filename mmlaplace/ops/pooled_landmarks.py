@@ -220,9 +220,15 @@ def _check(
 
 
 def _fake(
-    k: Tensor, rotary: Optional[Tensor], rotary_form: str, height: int, width: int,
-    rows: Optional[int], columns: Optional[int], ratio: Optional[int],
-) -> Tensor:  # fmt: skip
+    k: Tensor,
+    rotary: Optional[Tensor],
+    rotary_form: str,
+    height: int,
+    width: int,
+    rows: Optional[int],
+    columns: Optional[int],
+    ratio: Optional[int],
+) -> Tensor:
     if (rows is None) != (columns is None):
         raise ValueError(f'{OP}: give rows ({rows}) and columns ({columns}) of cells, or neither')
     cells = None if rows is None or columns is None else (rows, columns)

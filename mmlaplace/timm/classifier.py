@@ -90,9 +90,14 @@ class TimmClassifier(nn.Module):
         backbone.check_options(backbone_options, hidden=SET_BY_THE_MODEL)
         with nullcontext() if device is None else torch.device(device):
             self.backbone = backbone(
-                arch=arch, img_size=img_size, in_channels=in_chans, out_indices=-1,
-                drop_rate=proj_drop_rate, drop_path_rate=drop_path_rate, **backbone_options,
-            )  # fmt: skip
+                arch=arch,
+                img_size=img_size,
+                in_channels=in_chans,
+                out_indices=-1,
+                drop_rate=proj_drop_rate,
+                drop_path_rate=drop_path_rate,
+                **backbone_options,
+            )
             self.neck = MODELS.build(neck) if neck else None
         for part in filter(None, (self.backbone, self.neck)):
             part.to(device=device, dtype=dtype)
@@ -115,11 +120,12 @@ class TimmClassifier(nn.Module):
         strides = list(itertools.accumulate(host.stage_strides, operator.mul))
         self.feature_info = [
             dict(
-                num_chs=host.embed_dims[i], reduction=strides[i],
+                num_chs=host.embed_dims[i],
+                reduction=strides[i],
                 module=f'backbone.stages.{i}.blocks.{j}',
             )
             for i, j in self._taps
-        ]  # fmt: skip
+        ]
         self.head = nn.ModuleDict(dict(drop=nn.Dropout(drop_rate)))
         self.global_pool = 'token' if self.num_prefix_tokens else 'avg'
         self.reset_classifier(num_classes, global_pool)

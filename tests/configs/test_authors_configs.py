@@ -8,17 +8,28 @@ from test_configs import CLASSIFIERS, load, metadata
 from mmlaplace.checkpoints import PUBLISHED
 
 
-@pytest.mark.parametrize(('models', 'shorter_side', 'crop'), [
-    ('efficientvit/*-b[01]_8xb128_in1k', 236, 224),  # 0.95 of it, by the authors' commands
-    ('efficientvit/*-b1*256px*', 270, 256), ('efficientvit/*-b1*288px*', 304, 288),
-    ('efficientvit/*-[bl][23]_8xb128_in1k', 224, 224), ('efficientvit/*-l1_*', 224, 224),
-    ('efficientvit/*-[bl][23]_*256px*', 256, 256), ('efficientvit/*-[bl][23]_*288px*', 288, 288),
-    ('efficientvit/*-l[23]_*320px*', 320, 320), ('efficientvit/*-l[23]_*384px*', 384, 384),
-    ('xcit/*8xb128_in1k', 224, 224), ('xcit/*384px*', 384, 384),
-    ('mobilevitv2/*256px*', 288, 256), ('mobilevitv2/*384px*', 384, 384),
-    ('swin/swinv2-*256px*', 292, 256), ('deit/deit-*384px*', 438, 384),
-    ('deit/deit3-*384px*', 384, 384), ('deit/deit3-*[46]_in1k', 224, 224),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('models', 'shorter_side', 'crop'),
+    [
+        ('efficientvit/*-b[01]_8xb128_in1k', 236, 224),  # 0.95 of it, by the authors' commands
+        ('efficientvit/*-b1*256px*', 270, 256),
+        ('efficientvit/*-b1*288px*', 304, 288),
+        ('efficientvit/*-[bl][23]_8xb128_in1k', 224, 224),
+        ('efficientvit/*-l1_*', 224, 224),
+        ('efficientvit/*-[bl][23]_*256px*', 256, 256),
+        ('efficientvit/*-[bl][23]_*288px*', 288, 288),
+        ('efficientvit/*-l[23]_*320px*', 320, 320),
+        ('efficientvit/*-l[23]_*384px*', 384, 384),
+        ('xcit/*8xb128_in1k', 224, 224),
+        ('xcit/*384px*', 384, 384),
+        ('mobilevitv2/*256px*', 288, 256),
+        ('mobilevitv2/*384px*', 384, 384),
+        ('swin/swinv2-*256px*', 292, 256),
+        ('deit/deit-*384px*', 438, 384),
+        ('deit/deit3-*384px*', 384, 384),
+        ('deit/deit3-*[46]_in1k', 224, 224),
+    ],
+)
 def test_classifiers_are_tested_on_the_authors_crop(models, shorter_side, crop):
     paths = [path for path in CLASSIFIERS if path.match(f'{models}.py')]
     assert paths

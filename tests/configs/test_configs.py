@@ -33,14 +33,33 @@ METAFILES = sorted(CONFIGS.rglob('metafile.yml'))
 ZOO = [path for path in LEAVES if not re.search('_(mini|fashion)$|-(fsdp|deepspeed)_', path.stem)]
 CLASSIFIERS = [path for path in ZOO if path.relative_to(CONFIGS).parts[0] == 'classification']
 BACKBONES = {  # by what stands in front of the size in the name of a config
-    'laplacianformer': 'LaplacianFormer', 'polaformer-pvt': 'PolaFormerPVT', 'dinov2': 'DINOv2',
-    'polaformer-pvtv2': 'PolaFormerPVTv2', 'polaformer-swin': 'PolaFormerSwin', 'soft': 'SOFT',
-    'polaformer-deit': 'PolaFormerDeiT', 'softpp': 'SOFTPlusPlus', 'swinv2': 'SwinV2',
-    'h-vit3': 'HViT3', 'vit3': 'ViT', 'mavit': 'MAViT', 'swiftformer': 'SwiftFormer',
-    'efficientvit': 'EfficientViT', 'mobilevitv2': 'MobileViTv2', 'xcit': 'XCiTBackbone',
-    'cswin': 'CSWin', 'deit': 'ViT', 'deit3': 'ViT', 'vit': 'ViT', 'pvt': 'PVT', 'pvtv2': 'PVTv2',
-    'swin': 'Swin', 'ravlt': 'RAVLT', 'polaformerpp': 'PolaFormerPP', 'mlla': 'MLLA',
-}  # fmt: skip
+    'laplacianformer': 'LaplacianFormer',
+    'polaformer-pvt': 'PolaFormerPVT',
+    'dinov2': 'DINOv2',
+    'polaformer-pvtv2': 'PolaFormerPVTv2',
+    'polaformer-swin': 'PolaFormerSwin',
+    'soft': 'SOFT',
+    'polaformer-deit': 'PolaFormerDeiT',
+    'softpp': 'SOFTPlusPlus',
+    'swinv2': 'SwinV2',
+    'h-vit3': 'HViT3',
+    'vit3': 'ViT',
+    'mavit': 'MAViT',
+    'swiftformer': 'SwiftFormer',
+    'efficientvit': 'EfficientViT',
+    'mobilevitv2': 'MobileViTv2',
+    'xcit': 'XCiTBackbone',
+    'cswin': 'CSWin',
+    'deit': 'ViT',
+    'deit3': 'ViT',
+    'vit': 'ViT',
+    'pvt': 'PVT',
+    'pvtv2': 'PVTv2',
+    'swin': 'Swin',
+    'ravlt': 'RAVLT',
+    'polaformerpp': 'PolaFormerPP',
+    'mlla': 'MLLA',
+}
 METHODS = 'flatten|agent|inline|slab|prepbn|softpp|circulant'  # which may stand in front of a host
 # What is in a paper's figures, and how near ours must come. Parameters of layers are weights and
 # biases, so no positions; kernels are the products of the attention without the Newton iteration.
@@ -237,13 +256,24 @@ def record(tmp_path_factory) -> dict:
     for name, most, channels in (('image', 256, [3]), ('map', 5, [])):
         content = rng.integers(0, most, (480, 640, *channels), np.uint8)
         assert cv2.imwrite(str(folder / f'{name}.png'), content)
-    box = dict(bbox=[100, 100, 400, 300], bbox_label=3, ignore_flag=0,
-               mask=[[100, 100, 400, 100, 400, 300, 100, 300]])  # fmt: skip
+    box = dict(
+        bbox=[100, 100, 400, 300],
+        bbox_label=3,
+        ignore_flag=0,
+        mask=[[100, 100, 400, 100, 400, 300, 100, 300]],
+    )
     return dict(
-        img_path=str(folder / 'image.png'), img_id=0, height=480, width=640, gt_label=3,
-        instances=[box], seg_map_path=str(folder / 'map.png'), label_map=None,
-        reduce_zero_label=True, seg_fields=[],
-    )  # fmt: skip
+        img_path=str(folder / 'image.png'),
+        img_id=0,
+        height=480,
+        width=640,
+        gt_label=3,
+        instances=[box],
+        seg_map_path=str(folder / 'map.png'),
+        label_map=None,
+        reduce_zero_label=True,
+        seg_fields=[],
+    )
 
 
 SIZES = {}  # by pipeline, as many configs have the same

@@ -98,12 +98,17 @@ def test_every_attention_has_a_row_or_a_sentence(name, explorer):
         assert panel.weights is None and 'no map of weights to draw' in panel.message
 
 
-@pytest.mark.parametrize(('config', 'message'), [
-    ('classification/efficientvit/efficientvit-b3_8xb128_in1k.py',
-     'has no attention; choose another stage'),
-    ('{}/other.py', 'is no model of this project'),
-    ('lra/pathfinder/pathfinder_mini_pola.py', 'has no stages'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('config', 'message'),
+    [
+        (
+            'classification/efficientvit/efficientvit-b3_8xb128_in1k.py',
+            'has no attention; choose another stage',
+        ),
+        ('{}/other.py', 'is no model of this project'),
+        ('lra/pathfinder/pathfinder_mini_pola.py', 'has no stages'),
+    ],
+)
 def test_a_model_without_attention_or_stages_is_told(config, message, explorer, tmp_path):
     (tmp_path / 'other.py').write_text("model = dict(backbone=dict(type='NoBackboneOfThisName'))")
     path = ROOT / 'configs' / config.format(tmp_path)
@@ -138,14 +143,18 @@ def test_matrices_are_chosen_where_there_are_several(explorer):
     assert explorer.offered(SMALL).matrices == ('Z', 'Ĝ', 'same signs', 'opposite signs')
 
 
-@pytest.mark.parametrize(('chosen', 'told'), [
-    (dict(image='upload-0123'), "no image 'upload-0123'"),
-    (dict(trained=('gone',)), "no trained model 'gone'"),
-    (dict(attention=('Softmax',)), "no attention 'Softmax'; choose one of Additive"),
-    (dict(host=('resnet',)), "no host 'resnet'; choose one of laplacianformer"),
-    (dict(host=()), 'host'), (dict(attention=()), 'nothing to draw'),
-    (dict(attention=tuple(candidates())), 'choose 12 or fewer'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('chosen', 'told'),
+    [
+        (dict(image='upload-0123'), "no image 'upload-0123'"),
+        (dict(trained=('gone',)), "no trained model 'gone'"),
+        (dict(attention=('Softmax',)), "no attention 'Softmax'; choose one of Additive"),
+        (dict(host=('resnet',)), "no host 'resnet'; choose one of laplacianformer"),
+        (dict(host=()), 'host'),
+        (dict(attention=()), 'nothing to draw'),
+        (dict(attention=tuple(candidates())), 'choose 12 or fewer'),
+    ],
+)
 def test_what_the_server_lacks_is_told(chosen, told, explorer):
     with pytest.raises(ValueError, match=told):
         explorer.panels(replace(SMALL, **chosen))
@@ -163,9 +172,13 @@ def finished_run(folder, name='LaplacianAttention'):
     run = folder / f'laplacianformer/textures/{name}_0'
     (run / 'textures').mkdir(parents=True)
     settings = dict(
-        attention=name, attn_cfg=candidates()[name], seed=0, host='laplacianformer',
-        study='textures', phases=[dict(data='textures', side=64, epochs=4)],
-    )  # fmt: skip
+        attention=name,
+        attn_cfg=candidates()[name],
+        seed=0,
+        host='laplacianformer',
+        study='textures',
+        phases=[dict(data='textures', side=64, epochs=4)],
+    )
     (run / 'result.json').write_text(json.dumps(dict(settings=settings)))
     (run / 'textures/epoch_4.pth').touch()
     return run / 'textures/epoch_4.pth'
@@ -248,12 +261,17 @@ SIDE = int(MOST_PIXELS**0.5) + 1
 EPS = b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n'
 
 
-@pytest.mark.parametrize(('content', 'told'), [
-    (b'no image', 'cannot be read as an image'),
-    (bytes(21 * 2**20), 'has 21 MB; make it smaller, at most 20 MB'),
-    (header(SIDE, SIDE), f'has {SIDE} x {SIDE} pixels'),
-    (header(2**20, SIDE), 'has too many pixels'), (EPS, 'cannot be read as an image'),
-], ids=['text', 'heavy', 'large', 'huge', 'program'])  # fmt: skip
+@pytest.mark.parametrize(
+    ('content', 'told'),
+    [
+        (b'no image', 'cannot be read as an image'),
+        (bytes(21 * 2**20), 'has 21 MB; make it smaller, at most 20 MB'),
+        (header(SIDE, SIDE), f'has {SIDE} x {SIDE} pixels'),
+        (header(2**20, SIDE), 'has too many pixels'),
+        (EPS, 'cannot be read as an image'),
+    ],
+    ids=['text', 'heavy', 'large', 'huge', 'program'],
+)
 def test_an_upload_that_is_no_image_or_too_large_is_refused(content, told, tmp_path, monkeypatch):
     ghostscript = tmp_path / 'gs'
     ghostscript.write_text(f'#!/bin/sh\ntouch "{tmp_path}/ran"\n')

@@ -17,10 +17,19 @@ def command(tmp_path, monkeypatch):
     Image.linear_gradient('L').resize((64, 64)).save(tmp_path / 'photo.png')
     monkeypatch.chdir(tmp_path)
     return (
-        ROOT / 'demo/attention_gallery.py', '--image', 'photo.png', '--compared', 'nowhere',
-        '--image-size', 64, '--pictures', 'docs/pictures', '--out', 'docs/gallery.md',
+        ROOT / 'demo/attention_gallery.py',
+        '--image',
+        'photo.png',
+        '--compared',
+        'nowhere',
+        '--image-size',
+        64,
+        '--pictures',
+        'docs/pictures',
+        '--out',
+        'docs/gallery.md',
         '--attentions',
-    )  # fmt: skip
+    )
 
 
 def test_a_picture_for_each_attention_and_a_page(command, tmp_path):

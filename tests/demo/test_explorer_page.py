@@ -53,9 +53,11 @@ def address():
     nothing = ('--quick-start', 'nowhere', '--compared', 'nowhere')
     server = subprocess.Popen(
         [sys.executable, SCRIPT, '--port', str(port), *nothing],
-        env={**os.environ, 'PYTHONPATH': str(ROOT)}, stderr=subprocess.STDOUT,
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env={**os.environ, 'PYTHONPATH': str(ROOT)},
+        stderr=subprocess.STDOUT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     found = f'http://127.0.0.1:{port}/'
     try:
         wait_until(lambda: answers(found), [server])

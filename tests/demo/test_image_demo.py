@@ -118,11 +118,16 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b'bytes')
 
 
-@pytest.mark.parametrize(('path', 'name'), [
-    ('/a/caf%C3%A9%20au%20lait.png?size=2', 'café au lait'),
-    ('/', 'image'), ('/x%00%0Ay.png', 'x--y'), ('/%2e%2e%2f..%2fetc%2fpasswd', 'passwd'),
-    (f'/{"%C3%A9" * 300}.png', f'{"é" * 95}-7250b666'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('path', 'name'),
+    [
+        ('/a/caf%C3%A9%20au%20lait.png?size=2', 'café au lait'),
+        ('/', 'image'),
+        ('/x%00%0Ay.png', 'x--y'),
+        ('/%2e%2e%2f..%2fetc%2fpasswd', 'passwd'),
+        (f'/{"%C3%A9" * 300}.png', f'{"é" * 95}-7250b666'),
+    ],
+)
 def test_an_address_of_any_path_gives_a_result_beside_the_others(path, name, tmp_path):
     with HTTPServer(('127.0.0.1', 0), Handler) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
@@ -171,22 +176,26 @@ def test_a_segmentor_writes_labels_and_shares_and_draws_by_the_opacity(demo, pho
     assert 0 < faint < strong
 
 
-@pytest.mark.parametrize(('arguments', 'expected'), [
-    ('none.png - -', 'none.png; check the path'), ('photos none.py -', 'none.py; check the path'),
-    ('photos/notes.txt - -', 'notes.txt .*image'),
-    ('empty - -', r'empty has no images; it takes \.bmp'),
-    ('photos half.py -', "half.py .* default_scope is 'mmyolo'"),
-    ('photos photos/a.png -', 'a.png cannot be read as a config .*images come first'),
-    ('photos - other.pth', r'other\.pth does not fit: only 1 of'),
-    (f'{"n" * 300} - -', 'nnn.*; check the path'),
-    ('http://[/a.png - -', r'http://\[/a.png cannot be opened .*; check the address'),
-    ('http://127.0.0.1:9/a.png - -', 'a.png cannot be opened .*refused.*; check the'),
-    ('photos - - --opacity nan', '--opacity nan is outside of 0 to 1'),
-    ('photos - - --out-dir half.py', '--out-dir half.py is a file'),
-    ('photos - - --opacity 1', '--opacity is for configs of mmseg'),
-    ('photos - - --device gpu', '--device gpu does not work here .*--device cpu'),
-    ('photos - - --show', '--show needs a screen'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('arguments', 'expected'),
+    [
+        ('none.png - -', 'none.png; check the path'),
+        ('photos none.py -', 'none.py; check the path'),
+        ('photos/notes.txt - -', 'notes.txt .*image'),
+        ('empty - -', r'empty has no images; it takes \.bmp'),
+        ('photos half.py -', "half.py .* default_scope is 'mmyolo'"),
+        ('photos photos/a.png -', 'a.png cannot be read as a config .*images come first'),
+        ('photos - other.pth', r'other\.pth does not fit: only 1 of'),
+        (f'{"n" * 300} - -', 'nnn.*; check the path'),
+        ('http://[/a.png - -', r'http://\[/a.png cannot be opened .*; check the address'),
+        ('http://127.0.0.1:9/a.png - -', 'a.png cannot be opened .*refused.*; check the'),
+        ('photos - - --opacity nan', '--opacity nan is outside of 0 to 1'),
+        ('photos - - --out-dir half.py', '--out-dir half.py is a file'),
+        ('photos - - --opacity 1', '--opacity is for configs of mmseg'),
+        ('photos - - --device gpu', '--device gpu does not work here .*--device cpu'),
+        ('photos - - --show', '--show needs a screen'),
+    ],
+)
 @pytest.mark.usefixtures('demo', 'photos')  # in their folder
 def test_each_bad_input_gets_a_sentence(arguments, expected, weights, tmp_path):
     (tmp_path / 'empty').mkdir()

@@ -37,8 +37,11 @@ def test_it_runs_from_top_to_bottom(tool, notebook, tmp_path, monkeypatch):
         if cell.cell_type == 'code':
             cell.outputs, cell.execution_count = [], None
     tool.run(fresh)
-    said = [output.data.get('text/plain', '') for cell in fresh.cells
-            for output in cell.get('outputs', ())]  # fmt: skip
+    said = [
+        output.data.get('text/plain', '')
+        for cell in fresh.cells
+        for output in cell.get('outputs', ())
+    ]
     assert 'True' in said  # the formula is the one of all pairs
     (compared,) = (text for text in said if 'of the test images right' in text)
     for line in compared.splitlines():

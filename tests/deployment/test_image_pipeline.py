@@ -29,52 +29,86 @@ SEGMENT = partial(dict, type='SegDataPreProcessor')
 # By name: the toolbox, the steps, and the preprocessor.
 CASES = {
     'short-edge-and-crop': (
-        'mmpretrain', [dict(type='ResizeEdge', scale=64, edge='short', **PILLOW),
-                       dict(type='CenterCrop', crop_size=56)],
-        CLASSIFY(**IMAGENET, to_rgb=True)),
+        'mmpretrain',
+        [
+            dict(type='ResizeEdge', scale=64, edge='short', **PILLOW),
+            dict(type='CenterCrop', crop_size=56),
+        ],
+        CLASSIFY(**IMAGENET, to_rgb=True),
+    ),
     'fixed-opencv': (
-        'mmpretrain', [dict(type='Resize', scale=(50, 40))], CLASSIFY(**CAFFE, to_rgb=False)),
+        'mmpretrain',
+        [dict(type='Resize', scale=(50, 40))],
+        CLASSIFY(**CAFFE, to_rgb=False),
+    ),
     'crop-then-resize': (
-        'mmpretrain', [dict(type='CenterCrop', crop_size=60, auto_pad=True,
-                            pad_cfg=dict(type='Pad', pad_val=dict(img=(3, 7, 11)))),
-                       dict(type='Resize', scale=48, interpolation='lanczos')],
-        CLASSIFY(mean=[0, 0, 0], std=[255, 255, 255], to_rgb=True)),
+        'mmpretrain',
+        [
+            dict(
+                type='CenterCrop',
+                crop_size=60,
+                auto_pad=True,
+                pad_cfg=dict(type='Pad', pad_val=dict(img=(3, 7, 11))),
+            ),
+            dict(type='Resize', scale=48, interpolation='lanczos'),
+        ],
+        CLASSIFY(mean=[0, 0, 0], std=[255, 255, 255], to_rgb=True),
+    ),
     'efficientnet': (
-        'mmpretrain', [dict(type='EfficientNetCenterCrop', crop_size=48, crop_padding=16)],
-        CLASSIFY(**IMAGENET, to_rgb=True, pad_size_divisor=32, pad_value=1.5)),
+        'mmpretrain',
+        [dict(type='EfficientNetCenterCrop', crop_size=48, crop_padding=16)],
+        CLASSIFY(**IMAGENET, to_rgb=True, pad_size_divisor=32, pad_value=1.5),
+    ),
     'long-edge-and-square': (
-        'mmpretrain', [dict(type='ResizeEdge', scale=64, edge='long', interpolation='area'),
-                       dict(type='Pad', pad_to_square=True, size_divisor=48,
-                            pad_val=dict(img=114.0))],
-        CLASSIFY(**IMAGENET, to_rgb=True)),
+        'mmpretrain',
+        [
+            dict(type='ResizeEdge', scale=64, edge='long', interpolation='area'),
+            dict(type='Pad', pad_to_square=True, size_divisor=48, pad_val=dict(img=114.0)),
+        ],
+        CLASSIFY(**IMAGENET, to_rgb=True),
+    ),
     'pad-by-a-fraction': (
-        'mmdet', [dict(type='Pad', size_divisor=32, pad_val=dict(img=(123.675, 116.28, 103.53)))],
-        DETECT(**IMAGENET, bgr_to_rgb=True)),
+        'mmdet',
+        [dict(type='Pad', size_divisor=32, pad_val=dict(img=(123.675, 116.28, 103.53)))],
+        DETECT(**IMAGENET, bgr_to_rgb=True),
+    ),
     'as-it-is': ('mmpretrain', [], CLASSIFY(**IMAGENET, to_rgb=True)),
     'keep-ratio': (
-        'mmdet', [dict(type='Resize', scale=(133, 80), keep_ratio=True)],
-        DETECT(**IMAGENET, bgr_to_rgb=True, pad_size_divisor=32)),
+        'mmdet',
+        [dict(type='Resize', scale=(133, 80), keep_ratio=True)],
+        DETECT(**IMAGENET, bgr_to_rgb=True, pad_size_divisor=32),
+    ),
     'keep-ratio-then-pad-bgr': (
-        'mmdet', [dict(type='Resize', scale=(96, 64), keep_ratio=True, **PILLOW),
-                  dict(type='Pad', size_divisor=16, pad_val=dict(img=(114, 114, 114)))],
-        DETECT(**CAFFE, bgr_to_rgb=False, pad_size_divisor=64, pad_value=2)),
-    'factor': (
-        'mmdet', [dict(type='Resize', scale_factor=(0.5, 0.7))],
-        DETECT(pad_size_divisor=1)),
+        'mmdet',
+        [
+            dict(type='Resize', scale=(96, 64), keep_ratio=True, **PILLOW),
+            dict(type='Pad', size_divisor=16, pad_val=dict(img=(114, 114, 114))),
+        ],
+        DETECT(**CAFFE, bgr_to_rgb=False, pad_size_divisor=64, pad_value=2),
+    ),
+    'factor': ('mmdet', [dict(type='Resize', scale_factor=(0.5, 0.7))], DETECT(pad_size_divisor=1)),
     'multiple': (
-        'mmseg', [dict(type='Resize', scale=(204, 51), keep_ratio=True),
-                  dict(type='ResizeToMultiple', size_divisor=32)],
-        SEGMENT(**IMAGENET, bgr_to_rgb=True, size=(64, 64))),
+        'mmseg',
+        [
+            dict(type='Resize', scale=(204, 51), keep_ratio=True),
+            dict(type='ResizeToMultiple', size_divisor=32),
+        ],
+        SEGMENT(**IMAGENET, bgr_to_rgb=True, size=(64, 64)),
+    ),
     'divisor-in-the-test-alone': (
-        'mmseg', [dict(type='Pad', size_divisor=8, padding_mode='reflect')],
-        SEGMENT(**IMAGENET, bgr_to_rgb=True, size=(64, 64), pad_val=0.5,
-                test_cfg=dict(size_divisor=32))),
-    'no-divisor-in-the-test': (
-        'mmseg', [], SEGMENT(**IMAGENET, bgr_to_rgb=True, size_divisor=32)),
+        'mmseg',
+        [dict(type='Pad', size_divisor=8, padding_mode='reflect')],
+        SEGMENT(
+            **IMAGENET, bgr_to_rgb=True, size=(64, 64), pad_val=0.5, test_cfg=dict(size_divisor=32)
+        ),
+    ),
+    'no-divisor-in-the-test': ('mmseg', [], SEGMENT(**IMAGENET, bgr_to_rgb=True, size_divisor=32)),
     'at-least': (
-        'mmseg', [dict(type='Resize', scale=(64, 64), keep_ratio=True)],
-        SEGMENT(**IMAGENET, bgr_to_rgb=True, size=(64, 64), test_cfg=dict(size=(80, 96)))),
-}  # fmt: skip
+        'mmseg',
+        [dict(type='Resize', scale=(64, 64), keep_ratio=True)],
+        SEGMENT(**IMAGENET, bgr_to_rgb=True, size=(64, 64), test_cfg=dict(size=(80, 96))),
+    ),
+}
 PACKS = dict(mmpretrain='PackInputs', mmdet='PackDetInputs', mmseg='PackSegInputs')
 
 
@@ -102,8 +136,9 @@ def toolbox_input(name: str, path) -> torch.Tensor:
     scope, steps, preprocessor = CASES[name]
     meta = dict(PACKS={}, mmdet=dict(meta_keys=()), mmseg=dict(meta_keys=())).get(scope, {})
     with DefaultScope.overwrite_default_scope(scope):
-        pipeline = Compose([TRANSFORMS.build(step) for step in
-                            [LOAD, *steps, dict(type=PACKS[scope], **meta)]])  # fmt: skip
+        pipeline = Compose(
+            [TRANSFORMS.build(step) for step in [LOAD, *steps, dict(type=PACKS[scope], **meta)]]
+        )
         data = pipeline(dict(img_path=str(path)))
         batch = dict(inputs=[data['inputs']], data_samples=[data['data_samples']])
         return MODELS.build(preprocessor)(batch, False)['inputs']
@@ -157,9 +192,14 @@ def test_a_file_gets_the_pixels_of_the_test_pipeline(name, tmp_path):
         assert_same_input(form, ready, toolbox_input(name, path))
 
 
-@pytest.mark.parametrize(('name', 'size'), [
-    ('fixed-opencv', None), ('fixed-opencv', (40, 56)), ('as-it-is', (40, 56)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('name', 'size'),
+    [
+        ('fixed-opencv', None),
+        ('fixed-opencv', (40, 56)),
+        ('as-it-is', (40, 56)),
+    ],
+)
 def test_images_are_resized_in_floating_point_if_loaded_so(name, size, tmp_path, monkeypatch):
     """By the pipeline, and to an image size that takes its place."""
     monkeypatch.setitem(LOAD, 'to_float32', True)
@@ -237,14 +277,17 @@ def test_a_file_that_is_no_whole_image_is_an_error_of_reading(content, tmp_path)
 SLIDE = dict(crop_size=[64, 96], stride=[40, 64])
 
 
-@pytest.mark.parametrize(('change', 'match'), [
-    (dict(size=[48, 48]), '90 x 120 pixels of an image of 90 x 120, and this file takes only'),
-    (dict(multiple=32, least=33), 'sides of at least 33 that are multiples of 32'),
-    (dict(least=100), 'sides of at least 100'),
-    (dict(slide=SLIDE, size=[128, 128]), 'windows of 64 x 96 pixels .* takes only 128 x 128'),
-    (dict(slide=SLIDE, least=65), 'sides of at least 65'),
-    (dict(slide=SLIDE, multiple=64), 'multiples of 64'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('change', 'match'),
+    [
+        (dict(size=[48, 48]), '90 x 120 pixels of an image of 90 x 120, and this file takes only'),
+        (dict(multiple=32, least=33), 'sides of at least 33 that are multiples of 32'),
+        (dict(least=100), 'sides of at least 100'),
+        (dict(slide=SLIDE, size=[128, 128]), 'windows of 64 x 96 pixels .* takes only 128 x 128'),
+        (dict(slide=SLIDE, least=65), 'sides of at least 65'),
+        (dict(slide=SLIDE, multiple=64), 'multiples of 64'),
+    ],
+)
 def test_a_size_or_windows_that_a_file_does_not_take_are_one_sentence(change, match):
     _, about = facts('as-it-is')
     image_pipeline.prepare(photo(), dict(about, slide=SLIDE, size=[64, 96]))
@@ -254,11 +297,14 @@ def test_a_size_or_windows_that_a_file_does_not_take_are_one_sentence(change, ma
         image_pipeline.prepare(photo((2, 999)), facts('keep-ratio')[1])
 
 
-@pytest.mark.parametrize(('steps', 'backend'), [
-    (CASES['short-edge-and-crop'][1], 'pillow'),
-    ([dict(type='mmpretrain.ResizeEdge', scale=64, interpolation='bicubic')], 'cv2'),
-    ([dict(type='EfficientNetCenterCrop', crop_size=48)], 'cv2'),  # bicubic by default
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('steps', 'backend'),
+    [
+        (CASES['short-edge-and-crop'][1], 'pillow'),
+        ([dict(type='mmpretrain.ResizeEdge', scale=64, interpolation='bicubic')], 'cv2'),
+        ([dict(type='EfficientNetCenterCrop', crop_size=48)], 'cv2'),  # bicubic by default
+    ],
+)
 def test_an_image_size_takes_the_place_of_the_steps(steps, backend):
     cfg = case_config('as-it-is')
     cfg.test_dataloader.dataset.pipeline[1:1] = steps

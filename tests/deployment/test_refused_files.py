@@ -22,25 +22,39 @@ from mmlaplace.deployment.toolbox_pipeline import check_channels, described_pipe
 
 TOOLS = ROOT / 'tools/deployment'
 ABOUT = dict(
-    task='classification', outputs=['scores'], batch=None, size=None, multiple=1, least=1,
-    color='color', pipeline=[], pad=dict(multiple=1, size=None, value=[0.0] * 3),
-)  # fmt: skip
+    task='classification',
+    outputs=['scores'],
+    batch=None,
+    size=None,
+    multiple=1,
+    least=1,
+    color='color',
+    pipeline=[],
+    pad=dict(multiple=1, size=None, value=[0.0] * 3),
+)
 SCORES = (np.array([[0.25, 0.75]], np.float32),)
 
 
-@pytest.mark.parametrize(('channels', 'color', 'wanted'), [
-    (1, 'color', 'grayscale'), (3, 'grayscale', 'color'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('channels', 'color', 'wanted'),
+    [
+        (1, 'color', 'grayscale'),
+        (3, 'grayscale', 'color'),
+    ],
+)
 def test_images_without_the_channels_of_the_model_are_refused(channels, color, wanted):
     with pytest.raises(NotDeployableError, match=f'in_channels={channels}.*{wanted!r} there'):
         check_channels(channels, color)
     check_channels(channels, wanted)
 
 
-@pytest.mark.parametrize(('written', 'match'), [
-    (None, 'not made by export.py'),
-    ('{"task": "classification"}', 'does not say how its images are prepared; export it again'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('written', 'match'),
+    [
+        (None, 'not made by export.py'),
+        ('{"task": "classification"}', 'does not say how its images are prepared; export it again'),
+    ],
+)
 def test_a_file_without_its_pipeline_is_one_sentence(written, match):
     with pytest.raises(ValueError, match=f'old.onnx .*{match}'):
         image_pipeline.facts(written, 'old.onnx')
@@ -80,9 +94,10 @@ def detector(count: int, score: float) -> dict:
     """The facts and outputs of a detector that finds so many objects with this score."""
     outputs = dict(
         boxes=np.tile(np.array([5.0, 5, 30, 30], np.float32), (1, count, 1)),
-        scores=np.full((1, count), score, np.float32), labels=np.zeros((1, count), np.int64),
+        scores=np.full((1, count), score, np.float32),
+        labels=np.zeros((1, count), np.int64),
         masks=np.ones((1, count, 28, 28), np.float32),
-    )  # fmt: skip
+    )
     found = tuple(outputs.values())
     return dict(task='detection', outputs=[*outputs], mask_threshold=0.5, found=found)
 
@@ -134,13 +149,19 @@ def test_what_onnx_runtime_cannot_run_is_one_sentence(run_onnx, capsys):
     assert 'Non-zero status code' in told and 'export it with --image-size 50 40' in told
 
 
-@pytest.mark.parametrize(('given', 'match'), [
-    (['--providers', 'CUDA', 'CPUExecutionProvider'], '--providers CUDA: .* CPUExecutionProvider'),
-    (['--library', '{}'], '--library .* cannot be loaded .*build_onnxruntime_ops.py'),
-    ([], 'cannot be opened .*; export it again'),
-    (['--image-size', '0', '48'], 'argument --image-size: must be an integer .*, got 0'),
-    (['--top', '-1'], 'argument --top: must be an integer .*, got -1'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('given', 'match'),
+    [
+        (
+            ['--providers', 'CUDA', 'CPUExecutionProvider'],
+            '--providers CUDA: .* CPUExecutionProvider',
+        ),
+        (['--library', '{}'], '--library .* cannot be loaded .*build_onnxruntime_ops.py'),
+        ([], 'cannot be opened .*; export it again'),
+        (['--image-size', '0', '48'], 'argument --image-size: must be an integer .*, got 0'),
+        (['--top', '-1'], 'argument --top: must be an integer .*, got -1'),
+    ],
+)
 def test_what_onnx_runtime_cannot_open_is_one_sentence(given, match, tmp_path):
     pytest.importorskip('onnxruntime')
     model = tmp_path / 'cut.onnx'
@@ -186,18 +207,26 @@ def sized(side) -> list:
     ]
 
 
-@pytest.mark.parametrize(('step', 'match'), [
-    (dict(type='Normalize', mean=[0.0] * 3, std=[1.0] * 3), 'Normalize'),
-    (dict(type='RandomFlip', prob=0.5), 'RandomFlip'),
-    (dict(type='RandomGrayscale'), 'RandomGrayscale'),
-    (dict(type='Resize', scale_factor=0.5, keep_ratio=True), 'scale_factor'),
-    (dict(type='Resize', scale=8, backend='pillow', interpolation='area'), 'interpolation'),
-    (dict(type='mmdet.ResizeShortestEdge', scale=8, max_size=9), 'ResizeShortestEdge'),
-    *((dict(type='Resize', scale_factor=factor), f'scale_factor=.*{factor}.* above 0')
-      for factor in (math.inf, math.nan, 0.0, -0.5)),
-    *((step, f'{step["type"].split(".")[-1]}.*{side}.* must be of whole numbers above 0')
-      for side in (math.inf, math.nan, 0, -48, 48.5) for step in sized(side)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('step', 'match'),
+    [
+        (dict(type='Normalize', mean=[0.0] * 3, std=[1.0] * 3), 'Normalize'),
+        (dict(type='RandomFlip', prob=0.5), 'RandomFlip'),
+        (dict(type='RandomGrayscale'), 'RandomGrayscale'),
+        (dict(type='Resize', scale_factor=0.5, keep_ratio=True), 'scale_factor'),
+        (dict(type='Resize', scale=8, backend='pillow', interpolation='area'), 'interpolation'),
+        (dict(type='mmdet.ResizeShortestEdge', scale=8, max_size=9), 'ResizeShortestEdge'),
+        *(
+            (dict(type='Resize', scale_factor=factor), f'scale_factor=.*{factor}.* above 0')
+            for factor in (math.inf, math.nan, 0.0, -0.5)
+        ),
+        *(
+            (step, f'{step["type"].split(".")[-1]}.*{side}.* must be of whole numbers above 0')
+            for side in (math.inf, math.nan, 0, -48, 48.5)
+            for step in sized(side)
+        ),
+    ],
+)
 def test_a_step_that_a_file_cannot_carry_out_is_refused_by_name_and_value(step, match):
     cfg = case_config('as-it-is')
     cfg.test_dataloader.dataset.pipeline.insert(1, step)
@@ -216,9 +245,13 @@ def test_mmsegs_resize_after_a_pad_is_refused():
         described_pipeline(cfg)
 
 
-@pytest.mark.parametrize('load', [
-    dict(imdecode_backend='pillow'), dict(color_type='unchanged'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'load',
+    [
+        dict(imdecode_backend='pillow'),
+        dict(color_type='unchanged'),
+    ],
+)
 def test_another_way_to_read_images_is_refused_by_name(load):
     cfg = case_config('as-it-is')
     cfg.test_dataloader.dataset.pipeline[0] = dict(LOAD, **load)

@@ -55,11 +55,16 @@ def train(folder, model, iterations=4, **options) -> Runner:
     sampler = dict(type='DefaultSampler', shuffle=True)
     with mock.patch.object(Runner, '_log_env'):  # which asks all compilers for their version
         runner = Runner(
-            model, str(folder), dict(dataset=data, batch_size=4, num_workers=0, sampler=sampler),
+            model,
+            str(folder),
+            dict(dataset=data, batch_size=4, num_workers=0, sampler=sampler),
             train_cfg=dict(by_epoch=False, max_iters=iterations),
             optim_wrapper=dict(optimizer=dict(type='SGD', lr=1e-3)),
-            log_processor=dict(by_epoch=False), log_level='ERROR', randomness=dict(seed=0),
-            experiment_name=folder.name, **copy.deepcopy(options),  # which it changes
-        )  # fmt: skip
+            log_processor=dict(by_epoch=False),
+            log_level='ERROR',
+            randomness=dict(seed=0),
+            experiment_name=folder.name,
+            **copy.deepcopy(options),  # which it changes
+        )
     runner.train()
     return runner

@@ -27,29 +27,53 @@ def also(name, value):
     return lambda weights: {**weights, name: value}
 
 
-@pytest.mark.parametrize(('change', 'kwargs', 'message'), [
-    (half, {}, r'only 67 of the 101 tensors.*missing 34 \(backbone.st.*min_matched=0.66 takes'),
-    (half, dict(min_matched=0.7), 'only 67 of the 101 tensors'),
-    (lambda w: without(w, 'backbone.norm'), {}, r'missing 8 \(backbone.norm0.weight'),
-    (also('stem.gate', torch.zeros(1)), {}, r'it has 1 \(stem.gate\) .* min_matched=0.99 takes'),
-    (also('stem.bias', torch.tensor([0.0, -torch.inf])), {}, r'in 1 \(stem.bias\)'),
-    (also('stem.bias', torch.tensor([torch.nan, 0.0])), dict(min_matched=0.1), r'\(stem.bias\)'),
-    (dict, dict(prefix='neck.'), r"'neck.' matches no tensor.*\{'model.': 101"),
-    (also('stem.weight', torch.ones(2, 2, dtype=torch.int8)), {},
-     'its stem.weight has values of torch.int8, and the module holds torch.float32'),
-    (also('stem.weight', torch.ones(2, 2) + 1j), {}, 'stem.weight has values of torch.complex64'),
-    (also('stem.weight', torch.tensor(3.0)), {}, r'its stem.weight has shape \(\), .*\(2, 2\)'),
-    # A file of a kilobyte names 40 GB.
-    (also('stem.weight', torch.ones(1).expand(10**5, 10**5)), {},
-     r'shape \(100000, 100000\), and the file only 1 values'),
-    (dict, dict(min_matched=95), 'between 0 and 1, got 95'),
-    (dict, dict(skip=['stem', 'norm9']), r"got \['stem', 'norm9'\]; .*\['stem', 'backbone'\]"),
-    (dict, dict(skip='stem'), "must be a list .* got 'stem'"),
-    (lambda w: {**w, **{f'copy.{k}': v for k, v in w.items()}}, {},
-     r"several prefixes alike.*\{'model.': 101, 'model.copy.': 101\}$"),
-    (lambda w: {'other.net': torch.zeros(1)}, {}, 'no tensor.*model.other.net.*stem.weight'),
-    (also('backbone.norm3.bias', torch.zeros(5)), {}, r'norm3.bias .* \(5,\)'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('change', 'kwargs', 'message'),
+    [
+        (half, {}, r'only 67 of the 101 tensors.*missing 34 \(backbone.st.*min_matched=0.66 takes'),
+        (half, dict(min_matched=0.7), 'only 67 of the 101 tensors'),
+        (lambda w: without(w, 'backbone.norm'), {}, r'missing 8 \(backbone.norm0.weight'),
+        (
+            also('stem.gate', torch.zeros(1)),
+            {},
+            r'it has 1 \(stem.gate\) .* min_matched=0.99 takes',
+        ),
+        (also('stem.bias', torch.tensor([0.0, -torch.inf])), {}, r'in 1 \(stem.bias\)'),
+        (
+            also('stem.bias', torch.tensor([torch.nan, 0.0])),
+            dict(min_matched=0.1),
+            r'\(stem.bias\)',
+        ),
+        (dict, dict(prefix='neck.'), r"'neck.' matches no tensor.*\{'model.': 101"),
+        (
+            also('stem.weight', torch.ones(2, 2, dtype=torch.int8)),
+            {},
+            'its stem.weight has values of torch.int8, and the module holds torch.float32',
+        ),
+        (
+            also('stem.weight', torch.ones(2, 2) + 1j),
+            {},
+            'stem.weight has values of torch.complex64',
+        ),
+        (also('stem.weight', torch.tensor(3.0)), {}, r'its stem.weight has shape \(\), .*\(2, 2\)'),
+        # A file of a kilobyte names 40 GB.
+        (
+            also('stem.weight', torch.ones(1).expand(10**5, 10**5)),
+            {},
+            r'shape \(100000, 100000\), and the file only 1 values',
+        ),
+        (dict, dict(min_matched=95), 'between 0 and 1, got 95'),
+        (dict, dict(skip=['stem', 'norm9']), r"got \['stem', 'norm9'\]; .*\['stem', 'backbone'\]"),
+        (dict, dict(skip='stem'), "must be a list .* got 'stem'"),
+        (
+            lambda w: {**w, **{f'copy.{k}': v for k, v in w.items()}},
+            {},
+            r"several prefixes alike.*\{'model.': 101, 'model.copy.': 101\}$",
+        ),
+        (lambda w: {'other.net': torch.zeros(1)}, {}, 'no tensor.*model.other.net.*stem.weight'),
+        (also('backbone.norm3.bias', torch.zeros(5)), {}, r'norm3.bias .* \(5,\)'),
+    ],
+)
 def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path, change, kwargs, message):
     file = save(tmp_path / 'a.pth', change(net().state_dict()), 'model.')
     assert_refused(net(), file, f'(?s){message}', **kwargs)
@@ -65,12 +89,19 @@ def test_a_part_that_refuses_its_weights_leaves_those_before_it_unchanged(tmp_pa
     assert_refused(module, file, 'does not fit: no place for them')
 
 
-@pytest.mark.parametrize(('head', 'message'), [
-    (lambda classes: dict(head=nn.Linear(2, classes)),
-     r'head has 5 classes, .*ModuleDict 3; .*model.backbone'),
-    (lambda classes: dict(roi_head=nn.ModuleDict(dict(fc_cls=nn.Linear(2, classes)))),
-     r'heads are others: .*\(5, 2\).*num_classes.*backbone'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('head', 'message'),
+    [
+        (
+            lambda classes: dict(head=nn.Linear(2, classes)),
+            r'head has 5 classes, .*ModuleDict 3; .*model.backbone',
+        ),
+        (
+            lambda classes: dict(roi_head=nn.ModuleDict(dict(fc_cls=nn.Linear(2, classes)))),
+            r'heads are others: .*\(5, 2\).*num_classes.*backbone',
+        ),
+    ],
+)
 def test_other_classes_are_told_from_another_arch(tmp_path, head, message):
     theirs, ours = (nn.ModuleDict(dict(backbone=build(), **head(n))) for n in (5, 3))
     assert_refused(ours, save(tmp_path / 'a.pth', theirs.state_dict()), message)
@@ -95,12 +126,17 @@ def test_other_precisions_of_floating_point_are_cast(tmp_path, dtype):
     assert same(module, {k: v.to(module.state_dict()[k].dtype) for k, v in weights.items()})
 
 
-@pytest.mark.parametrize(('option', 'kind', 'values'), [
-    ('num_landmarks', 'SOFTAttention', (4, 16)), ('num_features', 'PerformerAttention', (8, 16)),
-    ('sr_ratio', 'SoftmaxAttention', (2, 4)), ('grid', 'MHLAAttention', (2, 4)),
-    ('num_anchors or num_bits', 'EcoFormerAttention', (9, 16)),
-    ('lepe_kernel or second_lepe_kernel', 'SLABAttention', (3, 5)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('option', 'kind', 'values'),
+    [
+        ('num_landmarks', 'SOFTAttention', (4, 16)),
+        ('num_features', 'PerformerAttention', (8, 16)),
+        ('sr_ratio', 'SoftmaxAttention', (2, 4)),
+        ('grid', 'MHLAAttention', (2, 4)),
+        ('num_anchors or num_bits', 'EcoFormerAttention', (9, 16)),
+        ('lepe_kernel or second_lepe_kernel', 'SLABAttention', (3, 5)),
+    ],
+)
 def test_the_option_that_a_shape_follows_is_named(tmp_path, option, kind, values):
     name = option.partition(' ')[0]
     theirs, ours = (build(type='PVT', attn_cfg={'type': kind, name: n}) for n in values)
@@ -233,12 +269,15 @@ def test_pretrained_comes_last_and_once_and_is_logged(tmp_path):
     assert not module.norm2.weight.any()
 
 
-@pytest.mark.parametrize(('init_cfg', 'message'), [
-    (dict(type='Pretrained', checkpoint='a.pth', strict=True), r"unknown: \['strict'\]"),
-    (dict(type='Pretrained', prefix='backbone.'), 'has a checkpoint and the keys.*min_matched'),
-    ([dict(type='Pretrained', checkpoint='nowhere.pth')], 'nowhere.pth'),
-    ('nowhere.pth', "must be a dict .* got 'nowhere.pth'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('init_cfg', 'message'),
+    [
+        (dict(type='Pretrained', checkpoint='a.pth', strict=True), r"unknown: \['strict'\]"),
+        (dict(type='Pretrained', prefix='backbone.'), 'has a checkpoint and the keys.*min_matched'),
+        ([dict(type='Pretrained', checkpoint='nowhere.pth')], 'nowhere.pth'),
+        ('nowhere.pth', "must be a dict .* got 'nowhere.pth'"),
+    ],
+)
 def test_a_wrong_pretrained_is_quoted_each_time(init_cfg, message):
     module = build(init_cfg=init_cfg)
     for _ in range(2):

@@ -86,22 +86,34 @@ def in_windows(side):
     return dict(attn_cfg=dict(window_size=side, attn_cfg=inner))
 
 
-@pytest.mark.parametrize(('theirs', 'ours', 'message'), [
-    (dict(), dict(window_size=12, img_size=384), 'windows of 7 tokens .* 12; .*window_size=7'),
-    # Swin-S3's, of which no map is small.
-    (dict(attn_cfg=dict(per_stage=dict(window_size=(7, 7, 14, 7)))), {},
-     r'attn_cfg=dict\(per_stage=dict\(window_size=\(7, 7, 14, 7\)\)\)'),
-    (in_windows(4), in_windows(7), 'window_size=4'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('theirs', 'ours', 'message'),
+    [
+        (dict(), dict(window_size=12, img_size=384), 'windows of 7 tokens .* 12; .*window_size=7'),
+        # Swin-S3's, of which no map is small.
+        (
+            dict(attn_cfg=dict(per_stage=dict(window_size=(7, 7, 14, 7)))),
+            {},
+            r'attn_cfg=dict\(per_stage=dict\(window_size=\(7, 7, 14, 7\)\)\)',
+        ),
+        (in_windows(4), in_windows(7), 'window_size=4'),
+    ],
+)
 def test_the_windows_of_the_checkpoint_are_named(tmp_path, theirs, ours, message):
     file = save(tmp_path / 'a.pth', swin(**theirs).state_dict())
     assert_refused(swin(**ours), file, message)
 
 
-@pytest.mark.parametrize('options', [
-    dict(type='LaplacianFormer', arch=ARCH), dict(type='SOFT', arch=ARCH),
-    dict(type='RAVLT', arch=ARCH), dict(type='XCiTBackbone', arch='n12'),
-], ids=lambda options: options['type'])  # fmt: skip
+@pytest.mark.parametrize(
+    'options',
+    [
+        dict(type='LaplacianFormer', arch=ARCH),
+        dict(type='SOFT', arch=ARCH),
+        dict(type='RAVLT', arch=ARCH),
+        dict(type='XCiTBackbone', arch='n12'),
+    ],
+    ids=lambda options: options['type'],
+)
 @pytest.mark.slow
 def test_the_first_convolution_is_adapted_to_grey_images_by_choice(tmp_path, options):
     trained = MODELS.build(options).eval()

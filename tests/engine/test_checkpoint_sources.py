@@ -174,12 +174,16 @@ def test_those_who_ask_at_once_download_once(website):
     assert website.asked == ['/a.pth']
 
 
-@pytest.mark.parametrize(('file', 'source'), [
-    ('a.safetensors', '{folder}/a.safetensors'),
-    ('a.safetensors', '{address}/a.safetensors?download=1'),
-    ('o/n/model.safetensors', 'hf://o/n'), ('o/n/pytorch_model.bin', 'hf://o/n@main'),
-    ('o/n/weights/a.pth', 'hf://o/n@main/weights/a.pth'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('file', 'source'),
+    [
+        ('a.safetensors', '{folder}/a.safetensors'),
+        ('a.safetensors', '{address}/a.safetensors?download=1'),
+        ('o/n/model.safetensors', 'hf://o/n'),
+        ('o/n/pytorch_model.bin', 'hf://o/n@main'),
+        ('o/n/weights/a.pth', 'hf://o/n@main/weights/a.pth'),
+    ],
+)
 def test_a_source_works_wherever_a_path_works(hub, monkeypatch, file, source):
     trained = build()
     write_weights(hub.folder / file, trained.state_dict(), META)
@@ -202,20 +206,24 @@ def test_a_model_of_timm_is_read_by_its_name(hub):
     assert torch.equal(torch.get_rng_state(), random)
 
 
-@pytest.mark.parametrize(('source', 'message'), [
-    (None, 'by its path or address, got None'), ('', "by its path or address, got ''"),
-    ('gs://b/a.pth', "gs://b/a.pth begins with '.*https://, hf://, timm:// or mmlaplace://"),
-    ('hf://', "'hf://' names no repository.*write hf://OWNER/NAME"),
-    ('hf://o/-n', "hf://o/-n: .*'o/-n'; check the name"),
-    ('hf://o/m', "hf://o/m: .* shows no repository 'o/m'; check the name"),
-    ('hf://o/n', 'hf://o/n: o/n has none of the files model.safetensors, .*hf://o/n/FILE'),
-    ('hf://o/n/a.pth', "hf://o/n/a.pth: o/n has no file 'a.pth'; check"),
-    ('hf://o/n/cut.safetensors', 'cut.safetensors cannot be read.*copy it again, after you'),
-    ('hf://o/n@v2', "hf://o/n@v2: o/n has no revision 'v2'; give"),
-    ('timm://', "'timm://': timm .* has no weights of a model ''.*list_pretrained"),
-    ('timm://test_resne', "'test_resne'; similar names are .*test_resnet.r160_in1k"),
-    ('timm://test_resnet', 'timm://test_resnet: hf://timm/test_resnet.r160_in1k: .*shows no'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('source', 'message'),
+    [
+        (None, 'by its path or address, got None'),
+        ('', "by its path or address, got ''"),
+        ('gs://b/a.pth', "gs://b/a.pth begins with '.*https://, hf://, timm:// or mmlaplace://"),
+        ('hf://', "'hf://' names no repository.*write hf://OWNER/NAME"),
+        ('hf://o/-n', "hf://o/-n: .*'o/-n'; check the name"),
+        ('hf://o/m', "hf://o/m: .* shows no repository 'o/m'; check the name"),
+        ('hf://o/n', 'hf://o/n: o/n has none of the files model.safetensors, .*hf://o/n/FILE'),
+        ('hf://o/n/a.pth', "hf://o/n/a.pth: o/n has no file 'a.pth'; check"),
+        ('hf://o/n/cut.safetensors', 'cut.safetensors cannot be read.*copy it again, after you'),
+        ('hf://o/n@v2', "hf://o/n@v2: o/n has no revision 'v2'; give"),
+        ('timm://', "'timm://': timm .* has no weights of a model ''.*list_pretrained"),
+        ('timm://test_resne', "'test_resne'; similar names are .*test_resnet.r160_in1k"),
+        ('timm://test_resnet', 'timm://test_resnet: hf://timm/test_resnet.r160_in1k: .*shows no'),
+    ],
+)
 def test_what_is_not_there_or_damaged_is_quoted(hub, source, message):
     cut = hub.folder / 'o/n/cut.safetensors'
     write_weights(cut, build().state_dict(), {})
@@ -248,9 +256,14 @@ def test_weights_alone_are_not_resumed(hub, monkeypatch):
         check('--resume', 'hf://o/n')
 
 
-@pytest.mark.parametrize(('package', 'source'), [
-    ('safetensors', '{}/a.safetensors'), ('huggingface_hub', 'hf://o/n'), ('timm', 'timm://vit'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('package', 'source'),
+    [
+        ('safetensors', '{}/a.safetensors'),
+        ('huggingface_hub', 'hf://o/n'),
+        ('timm', 'timm://vit'),
+    ],
+)
 def test_a_missing_package_is_named(hub, monkeypatch, package, source):
     write_weights(hub.folder / 'a.safetensors', build().state_dict(), {})
     monkeypatch.setitem(sys.modules, package, None)

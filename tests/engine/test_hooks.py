@@ -85,12 +85,15 @@ def test_the_figures_are_those_of_the_formulas():
     assert str(look_at(backbone, image)['condition'][1]) == 'nan'
 
 
-@pytest.mark.parametrize(('attn_cfg', 'figures'), [
-    (dict(type='SOFTAttention'), {'share', 'condition'}),
-    (dict(type='KernelAttention', normalization='whitened'), {'share', 'gamma'}),
-    (dict(type='XCAttention', lepe_kernel=0), {'temperature'}),
-    (dict(type='SoftmaxAttention', lepe_kernel=0), set()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('attn_cfg', 'figures'),
+    [
+        (dict(type='SOFTAttention'), {'share', 'condition'}),
+        (dict(type='KernelAttention', normalization='whitened'), {'share', 'gamma'}),
+        (dict(type='XCAttention', lepe_kernel=0), {'temperature'}),
+        (dict(type='SoftmaxAttention', lepe_kernel=0), set()),
+    ],
+)
 def test_what_an_attention_has_not_is_left_out(attn_cfg, figures):
     found = look_at(build(attn_cfg=attn_cfg), torch.randn(1, 3, 64, 64))
     assert set(found) == figures
@@ -163,11 +166,14 @@ def test_all_processes_of_a_training_get_the_same_features(tmp_path):
 # the last draw.
 KNOWN = {'running_mean', 'running_var', 'num_batches_tracked', 'forwards', 'projection_matrix'}
 PARTS = [
-    *(dict(options, type=name) for name in registered(BaseAttention)
-      for options in ({}, *MODELS.get(name).tested_options)),
+    *(
+        dict(options, type=name)
+        for name in registered(BaseAttention)
+        for options in ({}, *MODELS.get(name).tested_options)
+    ),
     *(dict(type=name) for name in (*TOKEN_NORMS, *MAP_NORMS, 'RepBN') if name != 'SyncBN'),  # a GPU
     dict(type='PRepBN', steps=3),
-]  # fmt: skip
+]
 
 
 @pytest.mark.sampled(6)
@@ -210,8 +216,9 @@ def test_new_statistics_of_an_average_are_those_of_the_trained_norm():
         average.update_parameters(model)
         update_bn(data, average)
         first = average.module[0]
-        means = [average.module[1](first.bn(x.flatten(0, 1)) + x.flatten(0, 1)).mean(0)
-                 for x in data]  # fmt: skip
+        means = [
+            average.module[1](first.bn(x.flatten(0, 1)) + x.flatten(0, 1)).mean(0) for x in data
+        ]
     # The sums of one batch in two orders.
     torch.testing.assert_close(average.module[2].bn.running_mean, torch.stack(means).mean(0))
 
@@ -243,10 +250,12 @@ def test_a_mean_teacher_has_the_features_of_its_student_and_frozen_weights_keep_
     hooks = [pytest.importorskip('mmdet.engine.hooks').MeanTeacherHook()] * averaged
     # A teacher may be a network of its own, as mmrazor distils from.
     dims = dict(student=(32, 32), teacher=(32, 32) if averaged else (64,))
-    model = torch.nn.ModuleDict({
-        name: torch.nn.ModuleList(PerformerAttention(one, 2, (7, 7)) for one in each)
-        for name, each in dims.items()
-    })  # fmt: skip
+    model = torch.nn.ModuleDict(
+        {
+            name: torch.nn.ModuleList(PerformerAttention(one, 2, (7, 7)) for one in each)
+            for name, each in dims.items()
+        }
+    )
     model.student[0].requires_grad_(False)
     model.teacher.requires_grad_(False)
     runner = SimpleNamespace(model=torch.nn.DataParallel(model), iter=0, hooks=hooks)
@@ -275,9 +284,11 @@ def saved_tensors(path, where, name) -> list:
 def test_a_training_with_averages_goes_on_after_a_break(tmp_path, buffers, expected):
     hooks = dict(
         default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=1, by_epoch=False)),
-        custom_hooks=[dict(type='RedrawFeaturesHook', interval=1),
-                      dict(type='EMAHook', momentum=0.25, update_buffers=buffers)],
-    )  # fmt: skip
+        custom_hooks=[
+            dict(type='RedrawFeaturesHook', interval=1),
+            dict(type='EMAHook', momentum=0.25, update_buffers=buffers),
+        ],
+    )
     options = dict(type='PVT', attn_cfg=dict(type='PerformerAttention'))
     options.update(norm_cfg=dict(type='PRepBN', steps=4))
     train(tmp_path / 'one', Toy(**options), 2, **hooks)
@@ -289,6 +300,10 @@ def test_a_training_with_averages_goes_on_after_a_break(tmp_path, buffers, expec
     # These are the averages: of 1, 2, 3 and 4, of which the first is copied.
     assert {v.item() for v in saved_tensors(path, 'state_dict', '.forwards')} == {expected}
     assert {v.item() for v in saved_tensors(path, 'ema_state_dict', '.forwards')} == {4}
-    pairs = zip(*(saved_tensors(path, where, 'projection_matrix')
-                  for where in ('state_dict', 'ema_state_dict')))  # fmt: skip
+    pairs = zip(
+        *(
+            saved_tensors(path, where, 'projection_matrix')
+            for where in ('state_dict', 'ema_state_dict')
+        )
+    )
     assert all(torch.equal(*pair) for pair in pairs)

@@ -29,9 +29,11 @@ def settings(model, key='lr', layers=True, optimizer=SGD, **paramwise_cfg) -> di
     if layers:
         paramwise_cfg = dict(dict(layer_decay_rate=RATE), **paramwise_cfg)
     config = dict(
-        type='OptimWrapper', optimizer=optimizer, paramwise_cfg=paramwise_cfg,
+        type='OptimWrapper',
+        optimizer=optimizer,
+        paramwise_cfg=paramwise_cfg,
         constructor=f'{"LayerDecay" if layers else "NoDecay"}OptimWrapperConstructor',
-    )  # fmt: skip
+    )
     groups = build_optim_wrapper(model, config).optimizer.param_groups
     names = {param: name for name, param in model.named_parameters()}
     found = [(names[param], group[key]) for group in groups for param in group['params']]
@@ -83,9 +85,11 @@ def test_parts_of_models_and_wrapped_ones_have_the_rates_of_their_layers():
 def test_other_options_multiply():
     model = Classifier()
     options = dict(
-        norm_decay_mult=0.0, bias_decay_mult=0.5, bias_lr_mult=2.0,
+        norm_decay_mult=0.0,
+        bias_decay_mult=0.5,
+        bias_lr_mult=2.0,
         custom_keys={'head': dict(lr_mult=10.0), 'patch_embed.proj': dict(lr_mult=3.0)},
-    )  # fmt: skip
+    )
     rates, decays = (settings(model, key, **options) for key in ('lr', 'weight_decay'))
     assert set(settings(model, layer_decay_rate=1).values()) == {LR}
     for name, times, share in (
@@ -124,18 +128,22 @@ def plain(model) -> set:
 EXACT = dict(type='KernelAttention', kernel='laplacian', normalization='whitened')
 
 
-@pytest.mark.parametrize(('name', 'attn_cfg', 'kept', 'decayed'), [
-    # SOFT's code: all but 1-d tensors and cls_token; pos_embed, with its first entry, decays.
-    ('SOFT', {}, {'cls_token'}, {'map', 'cls_position'}),
-    # PolaFormer's code on PVT: power and scale have more than one axis there and so decay.
-    ('PolaFormerPVT', {}, set(), {'map', 'key_positions', 'power', 'scale'}),
-    ('PolaFormerPVTv2', {}, set(), {'key_positions', 'power', 'scale'}),
-    # Swin's code, which PolaFormer's trains by: no decay of bias tables.
-    ('PolaFormerSwin', {}, {'relative_bias'}, {'key_positions', 'power', 'scale'}),
-    # DeiT's code: no decay of pos_embed.
-    ('PolaFormerDeiT', {}, {'map'}, {'key_positions', 'power', 'scale'}),
-    ('LaplacianFormer', {}, {'gamma'}, set()), ('LaplacianFormer', EXACT, {'gamma'}, set()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('name', 'attn_cfg', 'kept', 'decayed'),
+    [
+        # SOFT's code: all but 1-d tensors and cls_token; pos_embed, with its first entry, decays.
+        ('SOFT', {}, {'cls_token'}, {'map', 'cls_position'}),
+        # PolaFormer's code on PVT: power and scale have more than one axis there and so decay.
+        ('PolaFormerPVT', {}, set(), {'map', 'key_positions', 'power', 'scale'}),
+        ('PolaFormerPVTv2', {}, set(), {'key_positions', 'power', 'scale'}),
+        # Swin's code, which PolaFormer's trains by: no decay of bias tables.
+        ('PolaFormerSwin', {}, {'relative_bias'}, {'key_positions', 'power', 'scale'}),
+        # DeiT's code: no decay of pos_embed.
+        ('PolaFormerDeiT', {}, {'map'}, {'key_positions', 'power', 'scale'}),
+        ('LaplacianFormer', {}, {'gamma'}, set()),
+        ('LaplacianFormer', EXACT, {'gamma'}, set()),
+    ],
+)
 def test_the_decay_is_that_of_the_authors(name, attn_cfg, kept, decayed):
     arch = {k: v[:1] for k, v in ARCH.items()} if name == 'PolaFormerDeiT' else ARCH
     model = nn.Sequential()
@@ -184,10 +192,16 @@ def test_a_key_for_a_whole_backbone_gives_norms_and_biases_no_decay(layers):
     assert some['head.bias'] == DECAY / 4 and some['backbone.norm3.bias'] == 0
 
 
-@pytest.mark.parametrize(('key', 'decayed'), [
-    ('norm', {'weight', 'bias'}), ('backbone.norm3', {'weight', 'bias'}),
-    ('backbone.norm3.bias', {'bias'}), ('bias', {'bias'}), ('backbone', set()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('key', 'decayed'),
+    [
+        ('norm', {'weight', 'bias'}),
+        ('backbone.norm3', {'weight', 'bias'}),
+        ('backbone.norm3.bias', {'bias'}),
+        ('bias', {'bias'}),
+        ('backbone', set()),
+    ],
+)
 def test_a_key_that_names_a_norm_or_a_bias_comes_first(key, decayed):
     decays = settings(Classifier(), 'weight_decay', False, custom_keys={key: dict(decay_mult=1.0)})
     assert {kind for kind in ('weight', 'bias') if decays[f'backbone.norm3.{kind}']} == decayed

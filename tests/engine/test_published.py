@@ -34,15 +34,25 @@ SMALL = {
     'swinv2_tiny_window8_256': ('swinv2_tiny_window8_256', *NARROW_SWIN, (256, 256)),
     'xcit_tiny_12_p8': ('xcit_tiny_12_p8_224', *TWO_BLOCKS, (64, 96)),
     'efficientvit_b0': (
-        'efficientvit_b0', dict(depths=(1, 2, 2, 1, 1)), dict(depths=(1,) * 4), (64, 96)),
+        'efficientvit_b0',
+        dict(depths=(1, 2, 2, 1, 1)),
+        dict(depths=(1,) * 4),
+        (64, 96),
+    ),
     'efficientvit_l1': (
         'efficientvit_l1',
         dict(depths=(1,) * 5, widths=(8, 16, 32, 64, 128), head_widths=(32, 40)),
-        dict(depths=(1,) * 4, embed_dims=(16, 32, 64, 128), num_heads=(1, 1, 2, 4)), (64, 96)),
+        dict(depths=(1,) * 4, embed_dims=(16, 32, 64, 128), num_heads=(1, 1, 2, 4)),
+        (64, 96),
+    ),
     'swiftformer_xs': (
-        'swiftformer_xs', dict(layers=(2, 1, 1, 1)), dict(depths=(2, 1, 1, 1)), (64, 96)),
+        'swiftformer_xs',
+        dict(layers=(2, 1, 1, 1)),
+        dict(depths=(2, 1, 1, 1)),
+        (64, 96),
+    ),
     'mobilevitv2_050': ('mobilevitv2_050', {}, {}, (64, 128)),
-}  # fmt: skip
+}
 
 
 def shapes_of(name) -> dict:
@@ -106,9 +116,14 @@ def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
     where = 'ema' if name == 'deit_tiny' else 'model_ema'
     torch.save({where: state, 'epoch': 299}, tmp_path / 'released.pth')
     output_of(
-        TOOL, tmp_path / 'released.pth', '--out', tmp_path / 'own.safetensors',
-        '--image-size', *size, *(['--model', name] if name == 'mobilevitv2_050' else []),
-    )  # fmt: skip
+        TOOL,
+        tmp_path / 'released.pth',
+        '--out',
+        tmp_path / 'own.safetensors',
+        '--image-size',
+        *size,
+        *(['--model', name] if name == 'mobilevitv2_050' else []),
+    )
     if backbone.pop('out_type', None) is None and 'with_dist_token' not in backbone:
         own = TimmClassifier(cls, num_classes=7, **backbone).eval()
     else:
@@ -130,13 +145,16 @@ def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
             assert_close(own, other)
 
 
-@pytest.mark.parametrize(('name', 'released'), [
-    ('deit3_base', 'deit3_base_patch16_224'),
-    ('clip_base', 'vit_base_patch16_clip_224'),
-    ('clip_quickgelu_base', 'vit_base_patch16_clip_quickgelu_224'),
-    ('siglip_base', 'vit_base_patch16_siglip_224'),
-    ('siglip_base', 'vit_base_patch16_siglip_gap_224'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('name', 'released'),
+    [
+        ('deit3_base', 'deit3_base_patch16_224'),
+        ('clip_base', 'vit_base_patch16_clip_224'),
+        ('clip_quickgelu_base', 'vit_base_patch16_clip_quickgelu_224'),
+        ('siglip_base', 'vit_base_patch16_siglip_224'),
+        ('siglip_base', 'vit_base_patch16_siglip_gap_224'),
+    ],
+)
 def test_towers_of_timm_give_their_maps_at_any_size(name, released, tmp_path):
     timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
     small = dict(embed_dim=48, num_heads=3, depth=2, img_size=64, dynamic_img_size=True)
@@ -204,14 +222,17 @@ def test_a_module_with_the_authors_names_is_loaded_as_it_is(b0):
     assert torch.equal(module['norm1'].weight, torch.load(b0)['model']['norm1.weight'])
 
 
-@pytest.mark.parametrize(('change', 'model', 'message'), [
-    ({}, 'pvt_v2_b1', r'does not fit pvt_v2_b1.* as \(32, 3, 7, 7\) .*; it fits pvt_v2_b0'),
-    ({}, 'pvt_v2_c0', "no published model 'pvt_v2_c0'; similar names are pvt_v2_"),
-    ({'block1.0.gate': torch.ones(1)}, None, r"have no place in our model: \['block1.0.gate'"),
-    ({'norm4.bias': None}, 'pvt_v2_b0', r'missing 1 \(stages.3.norm.bias\), unexpected 0'),
-    ({'norm1.weight': None}, None, 'those of no published model.*--list'),
-    ({'norm4.bias': None}, None, 'has the size of no published model; give a file by --out'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('change', 'model', 'message'),
+    [
+        ({}, 'pvt_v2_b1', r'does not fit pvt_v2_b1.* as \(32, 3, 7, 7\) .*; it fits pvt_v2_b0'),
+        ({}, 'pvt_v2_c0', "no published model 'pvt_v2_c0'; similar names are pvt_v2_"),
+        ({'block1.0.gate': torch.ones(1)}, None, r"have no place in our model: \['block1.0.gate'"),
+        ({'norm4.bias': None}, 'pvt_v2_b0', r'missing 1 \(stages.3.norm.bias\), unexpected 0'),
+        ({'norm1.weight': None}, None, 'those of no published model.*--list'),
+        ({'norm4.bias': None}, None, 'has the size of no published model; give a file by --out'),
+    ],
+)
 def test_what_cannot_be_converted_is_named(b0, change, model, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     weights = {k: v for k, v in {**torch.load(b0)['model'], **change}.items() if v is not None}

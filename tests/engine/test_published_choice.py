@@ -20,18 +20,28 @@ MOBILE = ['mobilevitv2_100', 'mobilevitv2_100_384']
 EFFICIENT = ['efficientvit_b1', 'efficientvit_b1_256', 'efficientvit_b1_288']
 
 
-@pytest.mark.parametrize(('models', 'file', 'expected'), [
-    (CSWIN, 'cswin_large_224.pth', 0), (CSWIN, '/224/CSWin_Large_384.pth', 1),
-    (CSWIN, 'cswin_large.pth', 0), (CSWIN, '/cswin_large_384/best.pth', None),
-    (XCIT, 'xcit_small_12_p16_224.pth', 0), (XCIT, 'xcit_small_12_p16_224_dist.pth', 1),
-    (XCIT, 'timm://xcit_small_12_p16_384.fb_dist_in1k', 2),
-    (XCIT, 'hf://timm/xcit_small_12_p16_224.fb_dist_in1k/model.safetensors', 1),
-    (SOFT, 'SOFT_Medium.pth', 0), (SOFT, 'SOFT_Medium_norm.pth', 1), (SOFT, 'medium.pth', None),
-    (EFFICIENT, 'efficientvit_b1_r224.pt', 0), (EFFICIENT, 'efficientvit_b1_r288.pt', 2),
-    (EFFICIENT, 'efficientvit_b1_r320.pt', 0),
-    (MOBILE, 'mobilevitv2-1.0.pt', None), (MOBILE, 'timm://mobilevitv2_100', 0),
-    (MOBILE, PUBLISHED['mobilevitv2_100_384'].weights, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('models', 'file', 'expected'),
+    [
+        (CSWIN, 'cswin_large_224.pth', 0),
+        (CSWIN, '/224/CSWin_Large_384.pth', 1),
+        (CSWIN, 'cswin_large.pth', 0),
+        (CSWIN, '/cswin_large_384/best.pth', None),
+        (XCIT, 'xcit_small_12_p16_224.pth', 0),
+        (XCIT, 'xcit_small_12_p16_224_dist.pth', 1),
+        (XCIT, 'timm://xcit_small_12_p16_384.fb_dist_in1k', 2),
+        (XCIT, 'hf://timm/xcit_small_12_p16_224.fb_dist_in1k/model.safetensors', 1),
+        (SOFT, 'SOFT_Medium.pth', 0),
+        (SOFT, 'SOFT_Medium_norm.pth', 1),
+        (SOFT, 'medium.pth', None),
+        (EFFICIENT, 'efficientvit_b1_r224.pt', 0),
+        (EFFICIENT, 'efficientvit_b1_r288.pt', 2),
+        (EFFICIENT, 'efficientvit_b1_r320.pt', 0),
+        (MOBILE, 'mobilevitv2-1.0.pt', None),
+        (MOBILE, 'timm://mobilevitv2_100', 0),
+        (MOBILE, PUBLISHED['mobilevitv2_100_384'].weights, 1),
+    ],
+)
 def test_the_name_of_a_file_tells_models_of_the_same_shapes_apart(models, file, expected):
     told = models if expected is None else [models[expected]]
     assert by_file_name(models, file) == told
@@ -40,8 +50,13 @@ def test_the_name_of_a_file_tells_models_of_the_same_shapes_apart(models, file, 
 def small_file(path, released, **containers):
     """The names and shapes of a model's file in state dicts, each of one value."""
     shapes = shapes_of(released).items()
-    torch.save({key: {name: torch.full(shape, float(value)) for name, shape in shapes}
-                for key, value in containers.items()}, path)  # fmt: skip
+    torch.save(
+        {
+            key: {name: torch.full(shape, float(value)) for name, shape in shapes}
+            for key, value in containers.items()
+        },
+        path,
+    )
     return path
 
 
@@ -67,8 +82,9 @@ def test_the_tool_asks_for_the_model_or_takes_it_from_the_name(tmp_path, monkeyp
 @pytest.mark.slow
 def test_averaged_weights_are_taken_where_the_authors_evaluate_them(tmp_path):
     for model, expected, key, other in (
-        ('cswin_tiny', 2, 'model', 'model_ema'), ('mlla_tiny', 1, 'model_ema', 'model'),
-    ):  # fmt: skip
+        ('cswin_tiny', 2, 'model', 'model_ema'),
+        ('mlla_tiny', 1, 'model_ema', 'model'),
+    ):
         file = small_file(tmp_path / f'{model}.pth', model, model=1, model_ema=2)
         weights = read_state_dict(file)
         assert {float(value.mean()) for value in weights.values()} == {expected}
@@ -93,11 +109,14 @@ def test_a_module_of_another_models_options_is_told_so_by_the_name_of_the_file(t
     load_weights(MODELS.build(PUBLISHED['xcit_nano_12_p16'].backbone), file)
 
 
-@pytest.mark.parametrize(('size', 'file', 'options', 'says'), [
-    # The last map of 224 pixels has 7 tokens a side.
-    ('tiny', 'best.pth', {}, r'^it is swinv2_tiny_window8_256, .* or .*window=8, and .* has 7'),
-    ('base', 'swinv2_base_window8_256.pth', dict(img_size=256), '^$'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('size', 'file', 'options', 'says'),
+    [
+        # The last map of 224 pixels has 7 tokens a side.
+        ('tiny', 'best.pth', {}, r'^it is swinv2_tiny_window8_256, .* or .*window=8, and .* has 7'),
+        ('base', 'swinv2_base_window8_256.pth', dict(img_size=256), '^$'),
+    ],
+)
 @pytest.mark.slow
 def test_a_swin_v2_of_shorter_windows_than_its_weights_is_told_so(size, file, options, says):
     with torch.device('meta'):
@@ -107,16 +126,29 @@ def test_a_swin_v2_of_shorter_windows_than_its_weights_is_told_so(size, file, op
     assert re.search(says, other_options(module, recognise(weights).convert(weights).weights, file))
 
 
-@pytest.mark.parametrize(('name', 'options', 'said'), [
-    ('vit_small_patch16_rope_ape_224', dict(arch='small', layer_scale=1e-4), 'rotary positions'),
-    ('vit_base_patch16_clip_224', PUBLISHED['clip_quickgelu_base'].backbone, 'type=GELU, and this'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('name', 'options', 'said'),
+    [
+        (
+            'vit_small_patch16_rope_ape_224',
+            dict(arch='small', layer_scale=1e-4),
+            'rotary positions',
+        ),
+        (
+            'vit_base_patch16_clip_224',
+            PUBLISHED['clip_quickgelu_base'].backbone,
+            'type=GELU, and this',
+        ),
+    ],
+)
 @pytest.mark.slow
 def test_a_file_of_timm_that_only_its_name_tells_is_refused(name, options, said, tmp_path):
     timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
     with torch.device('meta'):  # random weights would take seconds
-        weights = {k: torch.zeros_like(v, device='cpu')
-                   for k, v in timm.create_model(name).state_dict().items()}  # fmt: skip
+        weights = {
+            k: torch.zeros_like(v, device='cpu')
+            for k, v in timm.create_model(name).state_dict().items()
+        }
     torch.save(weights, tmp_path / f'{name}.pth')
     assert_refused(MODELS.build(dict(options, type='ViT')), tmp_path / f'{name}.pth', said)
 
@@ -164,12 +196,17 @@ def timms_logits_or_a_sentence(timm, name, file):
 
 
 # Beside the models of test_weights_of_timm_give_its_maps_and_logits.
-@pytest.mark.parametrize(('name', 'expected'), [
-    ('pvt_v2_b0', 'pvt_v2_b0'), ('mobilevitv2_050', 'mobilevitv2_050'),
-    ('xcit_nano_12_p16_384', 'xcit_nano_12_p16_384_dist'),
-    ('swin_s3_tiny_224', 'the size of no model'),  # windows of 14 in the third stage
-    ('vit_small_patch32_224', 'the size of no model'), ('resnet18', 'those of no model'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('name', 'expected'),
+    [
+        ('pvt_v2_b0', 'pvt_v2_b0'),
+        ('mobilevitv2_050', 'mobilevitv2_050'),
+        ('xcit_nano_12_p16_384', 'xcit_nano_12_p16_384_dist'),
+        ('swin_s3_tiny_224', 'the size of no model'),  # windows of 14 in the third stage
+        ('vit_small_patch32_224', 'the size of no model'),
+        ('resnet18', 'those of no model'),
+    ],
+)
 def test_weights_of_timm_give_its_logits_or_are_refused(name, expected, tmp_path):
     timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
     assert expected in timms_logits_or_a_sentence(timm, name, tmp_path / 'released.pth')
@@ -177,10 +214,26 @@ def test_weights_of_timm_give_its_logits_or_are_refused(name, expected, tmp_path
 
 @pytest.mark.thorough
 @pytest.mark.slow
-@pytest.mark.parametrize('start', [
-    'beit', 'cait', 'deit', 'efficient', 'eva', 'flexi', 'mobilevit', 'pit', 'pvt', 'swift', 'swin',
-    'tnt', 'twins', 'vit', 'xcit',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'start',
+    [
+        'beit',
+        'cait',
+        'deit',
+        'efficient',
+        'eva',
+        'flexi',
+        'mobilevit',
+        'pit',
+        'pvt',
+        'swift',
+        'swin',
+        'tnt',
+        'twins',
+        'vit',
+        'xcit',
+    ],
+)
 def test_all_models_of_timm_give_its_logits_or_are_refused(start, tmp_path):
     timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
     # No tensor tells rotary positions, but the names of these files do. The other has 16 heads in

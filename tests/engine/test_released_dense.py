@@ -157,41 +157,76 @@ CITYSCAPES, ADE20K = (SEGHEAD.format(1, d) for d in ('cityscapes-1024x1024', 'ad
 @pytest.mark.parametrize(
     ('weights', 'model', 'message'),
     [
-        (dict(), MASK_RCNN, 'it has bbox_head.retina_cls.weight, so it is a RetinaNet, and this '
-         f'model is a Mask R-CNN; take the config {RETINANET}, or .* init_cfg$'),
+        (
+            dict(),
+            MASK_RCNN,
+            'it has bbox_head.retina_cls.weight, so it is a RetinaNet, and this '
+            f'model is a Mask R-CNN; take the config {RETINANET}, or .* init_cfg$',
+        ),
         (dict(), 'retinanet_pvtv2-b1_fpn_1x_coco', f'of another shape .*; it fits {RETINANET}'),
-        (dict(bbox_head__retina_cls__weight=(180, 256, 3, 3), bbox_head__retina_cls__bias=(180,)),
-         None, r'retina_cls.weight has 180 rows for its classes, and that of the config 720'),
-        (dict(drop=['bbox_head.'], bbox_head__atss_cls__weight=(80, 256, 3, 3)), None,
-         'it is a ATSS .* no config of ours has; load_weights converts it'),
-        (dict(name=MASK_RCNN, rename=[('roi_head.', '')]), None,
-         r'those of mmdet 1, \d+ \(bbox_head.fc_cls.*/upgrade_model_version.py of mmdet 2'),
-        (dict(name=MASK_RCNN, roi_head__mask_head__conv_logits__weight=(81, 256, 1, 1)), None,
-         'mmdet 1, 81 rows of masks, as of boxes'),
+        (
+            dict(
+                bbox_head__retina_cls__weight=(180, 256, 3, 3), bbox_head__retina_cls__bias=(180,)
+            ),
+            None,
+            r'retina_cls.weight has 180 rows for its classes, and that of the config 720',
+        ),
+        (
+            dict(drop=['bbox_head.'], bbox_head__atss_cls__weight=(80, 256, 3, 3)),
+            None,
+            'it is a ATSS .* no config of ours has; load_weights converts it',
+        ),
+        (
+            dict(name=MASK_RCNN, rename=[('roi_head.', '')]),
+            None,
+            r'those of mmdet 1, \d+ \(bbox_head.fc_cls.*/upgrade_model_version.py of mmdet 2',
+        ),
+        (
+            dict(name=MASK_RCNN, roi_head__mask_head__conv_logits__weight=(81, 256, 1, 1)),
+            None,
+            'mmdet 1, 81 rows of masks, as of boxes',
+        ),
         (dict(drop=['neck.', 'bbox_head.']), RETINANET, 'no head of a detector .* init_cfg'),
-        (dict(drop=['backbone.'], backbone__stages__0__blocks__0__attn__w_msa__qkv__weight=(9, 3)),
-         None, "those of OpenMMLab's own Swin or PVT, as backbone.stages.0.blocks.0.attn.w_msa"),
-        (dict(drop=['backbone.'], backbone__conv1__weight=(9, 3)), None,
-         'those of no released detector or segmentor'),
+        (
+            dict(
+                drop=['backbone.'], backbone__stages__0__blocks__0__attn__w_msa__qkv__weight=(9, 3)
+            ),
+            None,
+            "those of OpenMMLab's own Swin or PVT, as backbone.stages.0.blocks.0.attn.w_msa",
+        ),
+        (
+            dict(drop=['backbone.'], backbone__conv1__weight=(9, 3)),
+            None,
+            'those of no released detector or segmentor',
+        ),
         (dict(name=XCIT.format(8)), XCIT.format(16), f'it fits {XCIT.format(8)}'),
-        (dict(name=RAVLT, drop=['backbone.patch_embed.proj.1.running_mean']), None,
-         r'missing 1 \(backbone.stages.0.patch_embed.layers.1.running_mean\)'),
-        (dict(drop=['backbone.'], rpn_head__init_proposal_bboxes__weight=(9, 3)), None,
-         'it is a Sparse R-CNN, and no config here has its heads'),
+        (
+            dict(name=RAVLT, drop=['backbone.patch_embed.proj.1.running_mean']),
+            None,
+            r'missing 1 \(backbone.stages.0.patch_embed.layers.1.running_mean\)',
+        ),
+        (
+            dict(drop=['backbone.'], rpn_head__init_proposal_bboxes__weight=(9, 3)),
+            None,
+            'it is a Sparse R-CNN, and no config here has its heads',
+        ),
         (dict(name=ADE20K), CITYSCAPES, f'missing .* of another shape .*; it fits {ADE20K}$'),
         (dict(backbone__block1__0__gate=(1,)), None, r"no place in our model: \['block1.0.gate'\]"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_such_model_is_told(weights, model, message):
     with pytest.raises(ValueError, match=message):
         convert(changed(**weights), model)
 
 
-@pytest.mark.parametrize('own', [
-    dict(name=RETINANET, drop=['bbox_head.'], bbox_head__fc_cls__weight=(81, 256)),  # DETR
-    dict(name=RETINANET, drop=['bbox_head.'], mask_head__conv_cls__weight=(80, 256)),  # SOLO
-    dict(name=MASK_RCNN, roi_head__mask_head__conv_logits__weight=(81, 256, 1, 1)),  # QueryInst
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'own',
+    [
+        dict(name=RETINANET, drop=['bbox_head.'], bbox_head__fc_cls__weight=(81, 256)),  # DETR
+        dict(name=RETINANET, drop=['bbox_head.'], mask_head__conv_cls__weight=(80, 256)),  # SOLO
+        dict(name=MASK_RCNN, roi_head__mask_head__conv_logits__weight=(81, 256, 1, 1)),  # QueryInst
+    ],
+)
 def test_other_detectors_load_their_own_checkpoints(own):
     own = {name: value for name, value in changed(**own).items() if name[:9] != 'backbone.'}
     check_dense(own, own)

@@ -27,10 +27,23 @@ TINY = PUBLISHED['ravlt_tiny'].weights
 CLASSIFIER = 'ravlt-tiny_8xb128_in1k'
 # The smallest of each family whose file has an address.
 SMALLEST = (
-    'agent_deit_tiny', 'cswin_tiny', 'deit_tiny', 'efficientvit_b0', 'flatten_pvt_v2_b0',
-    'inline_deit_tiny', 'mavit_small', 'mlla_tiny', 'mobilevitv2_050', 'prepbn_deit_tiny',
-    'pvt_tiny', 'pvt_v2_b0', 'slab_deit_tiny', 'swiftformer_xs', 'swin_tiny', 'xcit_nano_12_p16',
-)  # fmt: skip
+    'agent_deit_tiny',
+    'cswin_tiny',
+    'deit_tiny',
+    'efficientvit_b0',
+    'flatten_pvt_v2_b0',
+    'inline_deit_tiny',
+    'mavit_small',
+    'mlla_tiny',
+    'mobilevitv2_050',
+    'prepbn_deit_tiny',
+    'pvt_tiny',
+    'pvt_v2_b0',
+    'slab_deit_tiny',
+    'swiftformer_xs',
+    'swin_tiny',
+    'xcit_nano_12_p16',
+)
 
 
 def put(server, address, content):
@@ -170,21 +183,30 @@ def test_a_web_page_in_the_place_of_weights_is_one_sentence_and_leaves_nothing(a
     assert kept(authors) == []
 
 
-@pytest.mark.parametrize(('error', 'message'), [
-    (URLError('Name or service not known'), 'not known.*check the address and the network, or'),
-    (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 'the disk of .* is full; free space, or'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('error', 'message'),
+    [
+        (URLError('Name or service not known'), 'not known.*check the address and the network, or'),
+        (
+            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+            'the disk of .* is full; free space, or',
+        ),
+    ],
+)
 def test_no_network_and_no_space_are_one_sentence(authors, monkeypatch, error, message):
     monkeypatch.setattr(torch.hub, 'urlopen', mock.Mock(side_effect=error))
     assert_unreadable('mmlaplace://ravlt-tiny', f'{TINY} cannot be downloaded: .*{message}')
     assert kept(authors) == []
 
 
-@pytest.mark.parametrize(('name', 'message'), [
-    ('soft-tiny', "of 'soft_tiny' are behind a link of the web page .*; download them there"),
-    ('softpp-tiny', "released no weights of 'softpp_tiny'; .*list --weights"),
-    ('laplacianformer-tiny', "no released weights of 'laplacianformer-tiny' are known; python"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('name', 'message'),
+    [
+        ('soft-tiny', "of 'soft_tiny' are behind a link of the web page .*; download them there"),
+        ('softpp-tiny', "released no weights of 'softpp_tiny'; .*list --weights"),
+        ('laplacianformer-tiny', "no released weights of 'laplacianformer-tiny' are known; python"),
+    ],
+)
 def test_a_name_without_weights_is_never_random(name, message):
     with pytest.raises(ValueError, match=message):
         mmlaplace.create_backbone(name, pretrained=True)

@@ -6,8 +6,9 @@ import pytest
 from conftest import load_tool
 from PIL import Image
 
-SOFTMAX = dict(settings=dict(task='textures', variant='softmax', steps=1),
-               score=dict(small=60.0, large=50.0))  # fmt: skip
+SOFTMAX = dict(
+    settings=dict(task='textures', variant='softmax', steps=1), score=dict(small=60.0, large=50.0)
+)
 
 
 def linear(seed, small, **changed):

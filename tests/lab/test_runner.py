@@ -30,17 +30,22 @@ class Made(Job):
 def test_each_outcome_is_a_result_or_the_text_of_a_failure(at_once):
     told, bad = [], Made('bad', run=Mock(side_effect=JobFailed('the end of its log')))
     jobs = [
-        Made('after', needs=dict(bad=bad)), Made('good'), bad,
+        Made('after', needs=dict(bad=bad)),
+        Made('good'),
+        bad,
         Made('finished', run=Mock(side_effect=AssertionError), result=lambda: dict(before=True)),
         Made('worse', run=Mock(side_effect=ValueError('of the work'))),
         Made('other settings', result=Mock(side_effect=ValueError('take another folder'))),
-    ]  # fmt: skip
+    ]
     outcomes = run_all(jobs, at_once, ended=lambda job, _: told.append(job.label))
     assert {job.label: outcome for job, outcome in outcomes.items()} == {
-        'good': {}, 'finished': dict(before=True), 'bad': 'the end of its log',
-        'worse': 'ValueError: of the work', 'other settings': 'ValueError: take another folder',
+        'good': {},
+        'finished': dict(before=True),
+        'bad': 'the end of its log',
+        'worse': 'ValueError: of the work',
+        'other settings': 'ValueError: take another folder',
         'after': 'it needs bad, which failed',
-    }  # fmt: skip
+    }
     # No result is told twice.
     assert sorted(told) == ['after', 'bad', 'good', 'other settings', 'worse']
 

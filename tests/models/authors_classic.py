@@ -41,11 +41,13 @@ def linformer(golden):
     table, hw_shape = len(golden['param:proj_k']), hw_of(golden)
     heads = golden['in:num_heads' if 'in:num_heads' in golden else 'in:heads']
     return dict(
-        num_landmarks=golden['param:proj_k'].shape[1], share_kv='param:proj_v' not in golden,
-        input_resolution=map_of(table, hw_shape), resize=table == hw_shape[0] * hw_shape[1],
+        num_landmarks=golden['param:proj_k'].shape[1],
+        share_kv='param:proj_v' not in golden,
+        input_resolution=map_of(table, hw_shape),
+        resize=table == hw_shape[0] * hw_shape[1],
         one_kv_head=rows(golden, 'to_k') < rows(golden, 'to_q'),
         head_dims=rows(golden, 'to_q') // int(heads),
-    )  # fmt: skip
+    )
 
 
 def nystromformer(golden):
@@ -94,46 +96,84 @@ TAYLOR = dict(type='TaylorShiftAttention', told='a b c')
 AUTHORS = {
     'linear_transformer': dict(type='LinearAttention'),
     'efficient_attention': dict(
-        type='EfficientLinearAttention', options=efficient,
-        told='in_channels key_channels value_channels'),
+        type='EfficientLinearAttention',
+        options=efficient,
+        told='in_channels key_channels value_channels',
+    ),
     'performer': PERFORMER,
     'performer_relu': dict(PERFORMER, options=dict(features='relu')),
     'linformer': dict(
-        type='LinformerAttention', options=linformer,
+        type='LinformerAttention',
+        options=linformer,
         told='dim k seq_len one_kv_head share_kv dim_head',
-        names={'proj_k': ('key_sums', sums), 'proj_v': ('value_sums', sums)}),
-    'nystromformer': dict(type='NystromformerAttention', options=nystromformer, settings=NEWTON,
-                          told='conv_kernel_size'),
+        names={'proj_k': ('key_sums', sums), 'proj_v': ('value_sums', sums)},
+    ),
+    'nystromformer': dict(
+        type='NystromformerAttention',
+        options=nystromformer,
+        settings=NEWTON,
+        told='conv_kernel_size',
+    ),
     'nystromformer_t2t': dict(
-        type='NystromformerAttention', told='dim',
+        type='NystromformerAttention',
+        told='dim',
         options=dict(landmark_method='runs', lepe_kernel=0, value_shortcut=True),
-        settings={**NEWTON, 'in:in_dim': 'out_dims', 'in:kernel_size': 'conv_kernel_size'}),
-    'cosformer': dict(type='CosformerAttention', options=dict(positions='flattened'),
-                      settings={'in:has_outproj': 'proj'}, names=cosformer),
+        settings={**NEWTON, 'in:in_dim': 'out_dims', 'in:kernel_size': 'conv_kernel_size'},
+    ),
+    'cosformer': dict(
+        type='CosformerAttention',
+        options=dict(positions='flattened'),
+        settings={'in:has_outproj': 'proj'},
+        names=cosformer,
+    ),
     'hydra': dict(type='HydraAttention'),
     'skyformer': dict(
         type='SkyformerAttention',
         options=dict(bandwidth=32**0.25, landmark_method='random', newton_start_per='batch'),
-        settings={'in:nb_features': halves}, told='sketching_matrix random_sign',
-        prepare=draws_as_theirs),
+        settings={'in:nb_features': halves},
+        told='sketching_matrix random_sign',
+        prepare=draws_as_theirs,
+    ),
     'skyformer_kernelized': dict(type='KernelAttention'),
-    'hedgehog': dict(type='HedgehogAttention', options=hedgehog,
-                     names={'feature_map_q.mlp.layer': 'query_map.weight',
-                            'feature_map_k.mlp.layer': 'key_map.weight'}),
+    'hedgehog': dict(
+        type='HedgehogAttention',
+        options=hedgehog,
+        names={
+            'feature_map_q.mlp.layer': 'query_map.weight',
+            'feature_map_k.mlp.layer': 'key_map.weight',
+        },
+    ),
     'hedgehog_fla': dict(
-        type='HedgehogAttention', options=dict(form='joint'),
-        names={'feature_map_q.layer.': 'query_map.', 'feature_map_k.layer.': 'key_map.'}),
-    'castling': dict(type='CastlingAttention', options=castling, names={'dconv.': 'conv.'},
-                     settings={'in:sparse_reg': 'sparse_softmax'}, told='res_kernel_size'),
+        type='HedgehogAttention',
+        options=dict(form='joint'),
+        names={'feature_map_q.layer.': 'query_map.', 'feature_map_k.layer.': 'key_map.'},
+    ),
+    'castling': dict(
+        type='CastlingAttention',
+        options=castling,
+        names={'dconv.': 'conv.'},
+        settings={'in:sparse_reg': 'sparse_softmax'},
+        told='res_kernel_size',
+    ),
     'taylorshift': dict(TAYLOR, options=dict(form='linear')),
     'taylorshift_direct': dict(TAYLOR, options=dict(form='direct')),
     'based_taylor': dict(type='BasedAttention', options=dict(form='linear')),
     'reformer': dict(
-        type='ReformerAttention', options=dict(form='chunks'), prepare=turns_as_theirs,
+        type='ReformerAttention',
+        options=dict(form='chunks'),
+        prepare=turns_as_theirs,
         settings={'in:n_hashes': 'num_hashes', 'in:allow_duplicate_attention': 'duplicates'},
         told='rotations dim attend_across_buckets causal rehash_each_round '
-             'random_rotations_per_head'),
-    'slab': dict(type='SLABAttention', options=slab, names={
-        'positional_encoding': ('key_positions', positions), 'q.': 'qkv.', 'dwc.': 'lepe.conv.'}),
+        'random_rotations_per_head',
+    ),
+    'slab': dict(
+        type='SLABAttention',
+        options=slab,
+        names={
+            'positional_encoding': ('key_positions', positions),
+            'q.': 'qkv.',
+            'dwc.': 'lepe.conv.',
+        },
+    ),
     'flow': dict(type='FlowAttention'),
-}  # fmt: skip
+}

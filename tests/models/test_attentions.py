@@ -66,8 +66,14 @@ def test_points_of_the_contract(cfg, point):
         POINTS[point].check(Case(cls, options, file=''))
 
 
-@each([c for c in CASES if issubclass(MODELS.get(c['type']), QKVAttention)
-       and c['type'].replace('Attention', '') not in PARTS_IN_HALF])  # fmt: skip
+@each(
+    [
+        c
+        for c in CASES
+        if issubclass(MODELS.get(c['type']), QKVAttention)
+        and c['type'].replace('Attention', '') not in PARTS_IN_HALF
+    ]
+)
 def test_what_is_mixed_under_autocast_is_rounded_once(cfg):
     attention = build(cfg)
     shapes = ((7, 7), *[attention.kv_shape((7, 7))] * 2)
@@ -97,9 +103,15 @@ def test_weights_of_half_precision_run_and_train(cfg, dtype):
 
 
 @each(CASES)
-@pytest.mark.parametrize(('dtype', 'zeros'), [
-    (torch.float32, slice(3, 4)), (torch.float16, slice(3, 4)), (torch.float32, slice(None)),
-], ids=['one', 'one of halves', 'all'])  # fmt: skip
+@pytest.mark.parametrize(
+    ('dtype', 'zeros'),
+    [
+        (torch.float32, slice(3, 4)),
+        (torch.float16, slice(3, 4)),
+        (torch.float32, slice(None)),
+    ],
+    ids=['one', 'one of halves', 'all'],
+)
 def test_tokens_of_zeros_have_no_larger_gradient_than_a_norm_gives_them(cfg, dtype, zeros):
     needs_a_cpu_of(dtype)
     if 'qkv_bias' in MODELS.get(cfg['type']).known_options():
@@ -165,13 +177,15 @@ def test_attentions_take_any_map_heads_and_strides(name, hw_shape, resolution, h
 # All others in the registry are linear, under all options that the contract is tested with.
 # Reformer chooses among N / b buckets.
 QUADRATIC = (
-    *[dict(type=f'{name}Attention')
-      for name in ('Kernel', 'Softmax', 'ScaledCosine', 'FaViT', 'Reformer')],
+    *[
+        dict(type=f'{name}Attention')
+        for name in ('Kernel', 'Softmax', 'ScaledCosine', 'FaViT', 'Reformer')
+    ],
     dict(type='CastlingAttention', sparse_softmax=True),
     *[dict(type=f'{name}Attention', form='direct') for name in ('TaylorShift', 'Based')],
     # The number of landmarks grows with the map.
     *[dict(type=f'{name}Attention', pool_ratio=2) for name in ('Laplacian', 'SOFT')],
-)  # fmt: skip
+)
 LINEAR = [cfg for cfg in CASES if not any(one.items() <= cfg.items() for one in QUADRATIC)]
 
 
@@ -192,11 +206,18 @@ def test_tensors_of_linear_attentions_grow_as_the_tokens(cfg, resolution):
     assert middle < 1024**2 / 4 and large < 4096**2 / 16
 
 
-@pytest.mark.parametrize(('name', 'options'), [
-    ('Kernel', {}), ('TaylorShift', dict(form='direct')), ('Based', dict(form='direct')),
-    ('Castling', dict(sparse_softmax=True)), ('Reformer', dict(bucket_size=160 * 160)),
-    ('Reformer', dict(form='pairs')), ('Softmax', dict(relative_bias=True)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('name', 'options'),
+    [
+        ('Kernel', {}),
+        ('TaylorShift', dict(form='direct')),
+        ('Based', dict(form='direct')),
+        ('Castling', dict(sparse_softmax=True)),
+        ('Reformer', dict(bucket_size=160 * 160)),
+        ('Reformer', dict(form='pairs')),
+        ('Softmax', dict(relative_bias=True)),
+    ],
+)
 def test_too_many_pairs_are_refused_before_they_are_allocated(name, options):
     attention = build(dict(options, type=f'{name}Attention'), 8, 2, (4, 4))
     images = '1 image' if name == 'Softmax' else '3 images'  # whose bias is the same for all

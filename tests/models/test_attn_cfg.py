@@ -29,36 +29,72 @@ def options(backbone_type, attn_cfg, *names):
     return found
 
 
-@pytest.mark.parametrize(('backbone', 'attn_cfg', 'names', 'expected'), [
-    # 1. Without a type, or with the type that is there, options change.
-    (LAP, dict(num_landmarks=4), 'num_landmarks', [('Laplacian', 4)] * 4),
-    # An option goes to every stage whose attention has it.
-    ('SOFT', dict(qkv_bias=False, num_landmarks=16), 'qkv_bias num_landmarks normalized',
-     [('SOFT', False, 16, False)] * 3 + [('Softmax', False, None, None)]),
-    ('PolaFormerSwin', dict(window_size=4), 'window_size',
-     [('Pola', 4)] * 2 + [('Softmax', 4)] * 2),
-    # 2. Another type replaces the attention and keeps the frame of the host.
-    ('PVT', dict(type='PolaAttention'), 'sr_ratio lepe_kernel gate', [('Pola', 1, 5, True)] * 4),
-    ('PolaFormerPVT', SOFTMAX, 'sr_ratio gate', [('Softmax', 1, False)] * 4),
-    (LAP, dict(type='SOFTAttention', pool_ratio=2),  # which has no rotary positions
-     'rope lepe_kernel lepe_filters pool_ratio', [('SOFT', False, 3, 'head', 2)] * 4),
-    # 3. A list has an entry for each stage, None for no change; so has what is in per_stage.
-    (LAP, [dict(num_landmarks=4), None, SOFTMAX, dict(SOFTMAX, lepe_kernel=0)],
-     'num_landmarks lepe_kernel',
-     [('Laplacian', 4, 3), ('Laplacian', 49, 3), ('Softmax', None, 3), ('Softmax', None, 0)]),
-    ('PVT', dict(per_stage=dict(sr_ratio=(1, 2, 3, 4)), qkv_bias=False), 'sr_ratio qkv_bias',
-     [('Softmax', ratio, False) for ratio in (1, 2, 3, 4)]),
-    ('SOFT', dict(per_stage=dict(num_landmarks=(16, 9, 4, None), pool_ratio=(3, 2, 1, None))),
-     'num_landmarks pool_ratio',
-     [('SOFT', 16, 3), ('SOFT', 9, 2), ('SOFT', 4, 1), ('Softmax', None, None)]),
-    # The rule holds inside of windows, for the attention there, wherever they come from.
-    (LAP, dict(type='WindowAttention', attn_cfg=dict(rope=False)), 'rope lepe_kernel window_size',
-     [('Softmax', False, 3, 7)] * 4),
-    ('PolaFormerSwin',
-     [dict(attn_cfg=dict(alpha=2)), None, dict(attn_cfg=dict(type='PolaAttention')), None],
-     'alpha window_size',
-     [('Pola', 2, 56), ('Pola', 4.0, 56), ('Pola', 4.0, 7), ('Softmax', None, 7)]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('backbone', 'attn_cfg', 'names', 'expected'),
+    [
+        # 1. Without a type, or with the type that is there, options change.
+        (LAP, dict(num_landmarks=4), 'num_landmarks', [('Laplacian', 4)] * 4),
+        # An option goes to every stage whose attention has it.
+        (
+            'SOFT',
+            dict(qkv_bias=False, num_landmarks=16),
+            'qkv_bias num_landmarks normalized',
+            [('SOFT', False, 16, False)] * 3 + [('Softmax', False, None, None)],
+        ),
+        (
+            'PolaFormerSwin',
+            dict(window_size=4),
+            'window_size',
+            [('Pola', 4)] * 2 + [('Softmax', 4)] * 2,
+        ),
+        # 2. Another type replaces the attention and keeps the frame of the host.
+        (
+            'PVT',
+            dict(type='PolaAttention'),
+            'sr_ratio lepe_kernel gate',
+            [('Pola', 1, 5, True)] * 4,
+        ),
+        ('PolaFormerPVT', SOFTMAX, 'sr_ratio gate', [('Softmax', 1, False)] * 4),
+        (
+            LAP,
+            dict(type='SOFTAttention', pool_ratio=2),  # which has no rotary positions
+            'rope lepe_kernel lepe_filters pool_ratio',
+            [('SOFT', False, 3, 'head', 2)] * 4,
+        ),
+        # 3. A list has an entry for each stage, None for no change; so has what is in per_stage.
+        (
+            LAP,
+            [dict(num_landmarks=4), None, SOFTMAX, dict(SOFTMAX, lepe_kernel=0)],
+            'num_landmarks lepe_kernel',
+            [('Laplacian', 4, 3), ('Laplacian', 49, 3), ('Softmax', None, 3), ('Softmax', None, 0)],
+        ),
+        (
+            'PVT',
+            dict(per_stage=dict(sr_ratio=(1, 2, 3, 4)), qkv_bias=False),
+            'sr_ratio qkv_bias',
+            [('Softmax', ratio, False) for ratio in (1, 2, 3, 4)],
+        ),
+        (
+            'SOFT',
+            dict(per_stage=dict(num_landmarks=(16, 9, 4, None), pool_ratio=(3, 2, 1, None))),
+            'num_landmarks pool_ratio',
+            [('SOFT', 16, 3), ('SOFT', 9, 2), ('SOFT', 4, 1), ('Softmax', None, None)],
+        ),
+        # The rule holds inside of windows, for the attention there, wherever they come from.
+        (
+            LAP,
+            dict(type='WindowAttention', attn_cfg=dict(rope=False)),
+            'rope lepe_kernel window_size',
+            [('Softmax', False, 3, 7)] * 4,
+        ),
+        (
+            'PolaFormerSwin',
+            [dict(attn_cfg=dict(alpha=2)), None, dict(attn_cfg=dict(type='PolaAttention')), None],
+            'alpha window_size',
+            [('Pola', 2, 56), ('Pola', 4.0, 56), ('Pola', 4.0, 7), ('Softmax', None, 7)],
+        ),
+    ],
+)
 def test_options_reach_the_attentions_by_one_rule(backbone, attn_cfg, names, expected):
     assert options(backbone, attn_cfg, *names.split()) == expected
 
@@ -66,34 +102,66 @@ def test_options_reach_the_attentions_by_one_rule(backbone, attn_cfg, names, exp
 NO_OPTION = 'Attention has no option '
 
 
-@pytest.mark.parametrize(('backbone', 'attn_cfg', 'quoted'), [
-    ('SOFT', dict(per_stage=dict(num_landmarks=(16, 9, 9, 9))), f"Softmax{NO_OPTION}'num_landma"),
-    (LAP, dict(landmark=4), f"Laplacian{NO_OPTION}'landmark' (did you mean 'num_landmarks'"),
-    ('Swin', dict(qkv_bias=False), f"Window{NO_OPTION}'qkv_bias'"),
-    ('Swin', dict(attn_cfg=dict(alpha=3)), f"Softmax{NO_OPTION}'alpha'"),
-    ('PolaFormerPVT', dict(sr_ratio=(8, 4, 2, 1)), 'attn_cfg=dict(per_stage=dict(sr_ratio=(8,'),
-    ('PolaFormerSwin', dict(attn_cfg=dict(type='PolaAttention', sr_ratio=[2, 1])), 'got [2, 1]'),
-    (LAP, dict(num_heads=4), 'num_heads=4'),
-    ('SOFT', dict(landmark_method='pool', num_landmarks=9), 'num_landmarks (9) or pool_ratio (8)'),
-    (LAP, dict(per_stage=dict(num_landmarks=(4, 9, 16))), "attn_cfg.per_stage['num_landmarks']"),
-    ('EfficientViT', dict(per_stage=dict(scales=(None, (3,), (3,), (3,)))), '(3,) for stage 1'),
-    (LAP, dict(type='SoftmaxAtention'), "not registered (did you mean 'SoftmaxAttention'?)"),
-    ('PVT', dict(type='WindowAttention', attn_cfg=dict(type='PolaAttention', num_heads=7)),
-     'num_heads=7'),
-    ('SOFT', dict(relative_bias=True, per_stage=dict(type=['SoftmaxAttention'] * 4)), 'a list'),
-    ('PVT', dict(per_stage=[8, 4, 2, 1]), '[8, 4, 2, 1]'),
-    ('PVT', ['SoftmaxAttention'] * 4, 'an attention must be a dict'),
-    ('PVT', dict(type=['SoftmaxAttention']), 'must be a class or its name, got ['),
-    ('PVT', dict(lepe_filters='head'), "lepe_filters='head'"),
-    ('PVT', dict(rope=True, rope_on='features', per_stage=dict(sr_ratio=(1, 1, 1, 1))),
-     "rope_on='query_key'"),
-    *((LAP, dict(SOFTMAX, first_blocks=count), f'a positive number of blocks, got {count}')
-      for count in (0, True)),
-    *((LAP, alone, 'alone, which changes nothing')
-      for alone in (dict(first_blocks=2), dict(per_stage=dict(first_blocks=(2, 2, 2, 2))))),
-    ('Swin', dict(attn_cfg=dict(type='PolaAttention', first_blocks=2)),
-     'first_blocks=2 has no effect in the attn_cfg of'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('backbone', 'attn_cfg', 'quoted'),
+    [
+        (
+            'SOFT',
+            dict(per_stage=dict(num_landmarks=(16, 9, 9, 9))),
+            f"Softmax{NO_OPTION}'num_landma",
+        ),
+        (LAP, dict(landmark=4), f"Laplacian{NO_OPTION}'landmark' (did you mean 'num_landmarks'"),
+        ('Swin', dict(qkv_bias=False), f"Window{NO_OPTION}'qkv_bias'"),
+        ('Swin', dict(attn_cfg=dict(alpha=3)), f"Softmax{NO_OPTION}'alpha'"),
+        ('PolaFormerPVT', dict(sr_ratio=(8, 4, 2, 1)), 'attn_cfg=dict(per_stage=dict(sr_ratio=(8,'),
+        (
+            'PolaFormerSwin',
+            dict(attn_cfg=dict(type='PolaAttention', sr_ratio=[2, 1])),
+            'got [2, 1]',
+        ),
+        (LAP, dict(num_heads=4), 'num_heads=4'),
+        (
+            'SOFT',
+            dict(landmark_method='pool', num_landmarks=9),
+            'num_landmarks (9) or pool_ratio (8)',
+        ),
+        (
+            LAP,
+            dict(per_stage=dict(num_landmarks=(4, 9, 16))),
+            "attn_cfg.per_stage['num_landmarks']",
+        ),
+        ('EfficientViT', dict(per_stage=dict(scales=(None, (3,), (3,), (3,)))), '(3,) for stage 1'),
+        (LAP, dict(type='SoftmaxAtention'), "not registered (did you mean 'SoftmaxAttention'?)"),
+        (
+            'PVT',
+            dict(type='WindowAttention', attn_cfg=dict(type='PolaAttention', num_heads=7)),
+            'num_heads=7',
+        ),
+        ('SOFT', dict(relative_bias=True, per_stage=dict(type=['SoftmaxAttention'] * 4)), 'a list'),
+        ('PVT', dict(per_stage=[8, 4, 2, 1]), '[8, 4, 2, 1]'),
+        ('PVT', ['SoftmaxAttention'] * 4, 'an attention must be a dict'),
+        ('PVT', dict(type=['SoftmaxAttention']), 'must be a class or its name, got ['),
+        ('PVT', dict(lepe_filters='head'), "lepe_filters='head'"),
+        (
+            'PVT',
+            dict(rope=True, rope_on='features', per_stage=dict(sr_ratio=(1, 1, 1, 1))),
+            "rope_on='query_key'",
+        ),
+        *(
+            (LAP, dict(SOFTMAX, first_blocks=count), f'a positive number of blocks, got {count}')
+            for count in (0, True)
+        ),
+        *(
+            (LAP, alone, 'alone, which changes nothing')
+            for alone in (dict(first_blocks=2), dict(per_stage=dict(first_blocks=(2, 2, 2, 2))))
+        ),
+        (
+            'Swin',
+            dict(attn_cfg=dict(type='PolaAttention', first_blocks=2)),
+            'first_blocks=2 has no effect in the attn_cfg of',
+        ),
+    ],
+)
 def test_values_that_would_be_lost_are_quoted(backbone, attn_cfg, quoted):
     error = TypeError if NO_OPTION in quoted else ValueError
     with pytest.raises(error, match=re.escape(quoted)):

@@ -36,14 +36,44 @@ COMMON = ('in:H', 'in:W', 'in:grad_y', *HEADS)
 AROUND = ('qkv.', 'kv.', 'proj.', 'lepe.', 'key_positions')
 # Settings of several authors, and their linears, in the order in which they are joined.
 SETTINGS = {'in:kernel_size': 'lepe_kernel', 'in:n_iter': 'num_iters'}
-LINEARS = {f'{name}.': 'qkv.' for name in (
-    'to_q', 'to_k', 'to_qk', 'to_v', 'toqk', 'tov', 'to_qkv', 'qkvg', 'qkvo', 'qk', 'qkv.conv',
-    'queries', 'keys', 'values', 'query_projection', 'key_projection', 'value_projection',
-    'q_proj', 'k_proj', 'v_proj', 'qkv_proj.block.conv',
-)} | {f'{name}.': 'proj.' for name in (
-    'out', 'out_proj', 'out_projection', 'to_out', 'to_out.0', 'proj.conv', 'out_proj.block.conv',
-    'reprojection',
-)}  # fmt: skip
+LINEARS = {
+    f'{name}.': 'qkv.'
+    for name in (
+        'to_q',
+        'to_k',
+        'to_qk',
+        'to_v',
+        'toqk',
+        'tov',
+        'to_qkv',
+        'qkvg',
+        'qkvo',
+        'qk',
+        'qkv.conv',
+        'queries',
+        'keys',
+        'values',
+        'query_projection',
+        'key_projection',
+        'value_projection',
+        'q_proj',
+        'k_proj',
+        'v_proj',
+        'qkv_proj.block.conv',
+    )
+} | {
+    f'{name}.': 'proj.'
+    for name in (
+        'out',
+        'out_proj',
+        'out_projection',
+        'to_out',
+        'to_out.0',
+        'proj.conv',
+        'out_proj.block.conv',
+        'reprojection',
+    )
+}
 # In the code of all authors, the spatial reduction has these names.
 REDUCTION = {'sr.': 'sr.projection.', 'norm.': 'sr.norm.'}
 

@@ -114,11 +114,17 @@ def test_attentions_start_for_the_maps_that_training_images_have(name):
 
 # Attentions with weights for each place.
 OPTIONS = {
-    'Agent': {}, 'FLatten': {}, 'SLAB': {}, 'Linformer': {}, 'Pola': dict(gate_form='matrix'),
+    'Agent': {},
+    'FLatten': {},
+    'SLAB': {},
+    'Linformer': {},
+    'Pola': dict(gate_form='matrix'),
     'Softmax': dict(relative_bias=True),
-}  # fmt: skip
-SIZED = [('LaplacianFormer', dict(options, type=f'{name}Attention', rope=False))
-         for name, options in OPTIONS.items()]  # fmt: skip
+}
+SIZED = [
+    ('LaplacianFormer', dict(options, type=f'{name}Attention', rope=False))
+    for name, options in OPTIONS.items()
+]
 SIZED += [('Swin', agent_windows(12, (4, 4, 9))), ('Swin', inline_windows(12, 3, 1))]
 
 

@@ -37,10 +37,13 @@ def test_cosformer_on_a_map_equals_its_formula():
     check(build('CosformerAttention').mix(q, k, v, (3, 4)), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(('name', 'options'), [
-    ('TaylorShiftAttention', dict(output_normalized=True)),
-    ('BasedAttention', dict(eps=1.0)),  # large enough to show
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('name', 'options'),
+    [
+        ('TaylorShiftAttention', dict(output_normalized=True)),
+        ('BasedAttention', dict(eps=1.0)),  # large enough to show
+    ],
+)
 def test_both_forms_of_a_taylor_attention_are_one_function(name, options):
     q, k, v = doubles(3, 2, 2, 30, 4)
     direct, linear, auto = (
@@ -68,8 +71,10 @@ def test_weights_of_a_kernel_are_normalised_as_asked():
     kernel = torch.exp(-(q[..., :, None, :] - k[..., None, :, :]).square().sum(-1) / 2 / 8**0.5)
     rows, columns = kernel.sum(-1, keepdim=True), kernel.sum(-2, keepdim=True)
     for name, weights in (
-        ('none', kernel), ('rows', kernel / rows), ('symmetric', kernel / (rows * columns).sqrt()),
-    ):  # fmt: skip
+        ('none', kernel),
+        ('rows', kernel / rows),
+        ('symmetric', kernel / (rows * columns).sqrt()),
+    ):
         check(build('KernelAttention', normalization=name).mix(q, k, v, (3, 4)), weights @ v)
 
 
@@ -90,10 +95,14 @@ def test_random_landmarks_of_skyformer_differ_by_image_in_training_alone():
     assert (drawn[:, :8] < 50).all() and (drawn[:, 8:] >= 50).all() and (drawn < 90).all()
 
 
-@pytest.mark.parametrize('options', [
-    dict(type='SkyformerAttention', num_landmarks=8),
-    dict(type='SOFTAttention', num_landmarks=9),
-], ids=lambda options: options['type'])  # fmt: skip
+@pytest.mark.parametrize(
+    'options',
+    [
+        dict(type='SkyformerAttention', num_landmarks=8),
+        dict(type='SOFTAttention', num_landmarks=9),
+    ],
+    ids=lambda options: options['type'],
+)
 def test_graphs_have_the_random_landmarks_of_eval_mode(options):
     attention = build(options.pop('type'), landmark_method='random', **options).eval()
     model, x = OnMap(attention), doubles(2, 16, 6, 6)
@@ -150,10 +159,15 @@ def test_features_of_performer_estimate_softmax():
         torch.testing.assert_close(block @ block.mT, 8 * eye, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(('name', 'options'), [
-    ('SoftmaxAttention', {}), ('SoftmaxAttention', dict(relative_bias=True)),
-    ('KernelAttention', {}), ('KernelAttention', dict(normalization='whitened')),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('name', 'options'),
+    [
+        ('SoftmaxAttention', {}),
+        ('SoftmaxAttention', dict(relative_bias=True)),
+        ('KernelAttention', {}),
+        ('KernelAttention', dict(normalization='whitened')),
+    ],
+)
 def test_dropout_of_weights_zeroes_some_and_scales_the_others(name, options):
     attention = build(name, attn_drop=0.25, **options)
     q, k = doubles(2, 1, 2, 30, 8)

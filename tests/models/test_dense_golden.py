@@ -71,10 +71,15 @@ def image(height, width):
 # The number in a classifier, and the side of the square in a detector.
 AGENTS = {9: 9, 16: 12, 49: 14}
 AGENT_SWIN = [
-    dict(window_size=10**6, even_windows=True, attn_cfg=dict(
-        type='AgentAttention', qkv='qkv', num_landmarks=count, agent_shape=(side, side)))
+    dict(
+        window_size=10**6,
+        even_windows=True,
+        attn_cfg=dict(
+            type='AgentAttention', qkv='qkv', num_landmarks=count, agent_shape=(side, side)
+        ),
+    )
     for count, side in AGENTS.items()
-] + [None]  # fmt: skip
+] + [None]
 AGENT_SHAPES = ((12, 12), (16, 16), (28, 28), (28, 28))
 AGENT_PVT = dict(
     type='AgentAttention', per_stage=dict(num_landmarks=(9, 16, 49, 49), agent_shape=AGENT_SHAPES)
@@ -88,8 +93,11 @@ ROUND_DOWN, PAD = dict(ceil_mode=False), dict(pad_small_maps=True)
 # compute rotations and waves in fp32.
 MAPS = {
     'swin': (SWIN, PAD, 1e-12),
-    'agent_swin': (dict(SWIN, arch=arch(DIMS, (1, 1, 2, 2), HEADS), attn_cfg=AGENT_SWIN), PAD,
-                   1e-12),
+    'agent_swin': (
+        dict(SWIN, arch=arch(DIMS, (1, 1, 2, 2), HEADS), attn_cfg=AGENT_SWIN),
+        PAD,
+        1e-12,
+    ),
     'agent_pvt': (dict(PVT, attn_cfg=AGENT_PVT), ROUND_DOWN, 1e-12),
     'cswin': (dict(type='CSWin', arch=arch(DIMS, DEPTHS, (2, 4, 8, 16))), ROUND_DOWN, 1e-12),
     'xcit_p16': (dict(XCIT, patch_size=16), ROUND_DOWN, 1e-6),
@@ -98,7 +106,7 @@ MAPS = {
     'ravlt': (dict(type='RAVLT', arch=arch((8, 16, 24, 32), DEPTHS, (1, 2, 3, 4), ODD)), {}, 1e-6),
     'pvt': (PVT, {}, 1e-12),
     'pvt_v2': (dict(PVT, type='PVTv2', stage_norms=True), {}, 1e-12),
-}  # fmt: skip
+}
 
 
 def thinned(values):
@@ -136,28 +144,46 @@ MOBILE = 'segmentation/mobilevitv2/mobilevitv2-050_'
 MOBILEVITV2 = arch((64, 128, 192, 256), (1, 2, 4, 3), (1, 2, 3, 4), (2,) * 4)
 # A config, and the narrower backbone.
 MODELS_OF = {
-    'ravlt_mask_rcnn': ('detection/ravlt/mask-rcnn_ravlt-tiny_fpn_1x_coco',
-                        arch((16, 32, 48, 64), DEPTHS, (1, 2, 3, 4), ODD)),
-    'mlla_mask_rcnn': ('detection/mlla/mask-rcnn_mlla-tiny_fpn_ms-1x_coco',
-                       arch(WIDE, DEPTHS, (1, 2, 4, 8))),
-    'agent_swin_cascade': ('detection/agent/cascade-mask-rcnn_agent-swin-tiny_fpn_ms-1x_coco',
-                           arch(WIDE, (1, 1, 2, 2), (1, 2, 4, 8))),
-    'pvt_retinanet': ('detection/pvt/retinanet_pvt-tiny_fpn_1x_coco',
-                      arch((16, 32, 40, 64), DEPTHS, (1, 2, 5, 8), (8, 8, 4, 4))),
-    'swin_upernet': ('segmentation/swin/swin-tiny_upernet_8xb2-160k_ade20k-512x512',
-                     arch(WIDE, (2, 1, 2, 2), (1, 2, 4, 8))),
-    'xcit_fpn': ('segmentation/xcit/xcit-t12-p16_fpn_8xb2-80k_ade20k-512x512',
-                 arch((32,), (4,), (4,))),
-    'efficientvit_b': ('segmentation/efficientvit/efficientvit-b1_seghead_8xb2-160k_ade20k-512x512',
-                       arch((16, 32, 48, 64), (1, 2, 1, 1), (1, 2, 3, 4))),
-    'efficientvit_l': ('segmentation/efficientvit/efficientvit-l1_seghead_8xb2-160k_ade20k-512x512',
-                       arch((16, 32, 48, 64), DEPTHS, (1, 1, 1, 2), (4, 4, 4, 6))),
+    'ravlt_mask_rcnn': (
+        'detection/ravlt/mask-rcnn_ravlt-tiny_fpn_1x_coco',
+        arch((16, 32, 48, 64), DEPTHS, (1, 2, 3, 4), ODD),
+    ),
+    'mlla_mask_rcnn': (
+        'detection/mlla/mask-rcnn_mlla-tiny_fpn_ms-1x_coco',
+        arch(WIDE, DEPTHS, (1, 2, 4, 8)),
+    ),
+    'agent_swin_cascade': (
+        'detection/agent/cascade-mask-rcnn_agent-swin-tiny_fpn_ms-1x_coco',
+        arch(WIDE, (1, 1, 2, 2), (1, 2, 4, 8)),
+    ),
+    'pvt_retinanet': (
+        'detection/pvt/retinanet_pvt-tiny_fpn_1x_coco',
+        arch((16, 32, 40, 64), DEPTHS, (1, 2, 5, 8), (8, 8, 4, 4)),
+    ),
+    'swin_upernet': (
+        'segmentation/swin/swin-tiny_upernet_8xb2-160k_ade20k-512x512',
+        arch(WIDE, (2, 1, 2, 2), (1, 2, 4, 8)),
+    ),
+    'xcit_fpn': (
+        'segmentation/xcit/xcit-t12-p16_fpn_8xb2-80k_ade20k-512x512',
+        arch((32,), (4,), (4,)),
+    ),
+    'efficientvit_b': (
+        'segmentation/efficientvit/efficientvit-b1_seghead_8xb2-160k_ade20k-512x512',
+        arch((16, 32, 48, 64), (1, 2, 1, 1), (1, 2, 3, 4)),
+    ),
+    'efficientvit_l': (
+        'segmentation/efficientvit/efficientvit-l1_seghead_8xb2-160k_ade20k-512x512',
+        arch((16, 32, 48, 64), DEPTHS, (1, 1, 1, 2), (4, 4, 4, 6)),
+    ),
     'mobilevitv2_deeplabv3': (MOBILE + 'deeplabv3_4xb4-152k_ade20k-512x512', MOBILEVITV2),
     'mobilevitv2_deeplabv3_voc': (MOBILE + 'deeplabv3_4xb32-4k_voc12aug-512x512', MOBILEVITV2),
     'mobilevitv2_pspnet': (MOBILE + 'pspnet_4xb32-4k_voc12aug-512x512', MOBILEVITV2),
-    'mobilevitv2_ssd': ('detection/mobilevitv2/ssdlite_mobilevitv2-050_4xb32-200e_coco',
-                        MOBILEVITV2),
-}  # fmt: skip
+    'mobilevitv2_ssd': (
+        'detection/mobilevitv2/ssdlite_mobilevitv2-050_4xb32-200e_coco',
+        MOBILEVITV2,
+    ),
+}
 
 
 def outputs(name, path):
@@ -230,17 +256,35 @@ NECKS = [dict(type='EfficientViTSegNeck', channels=8, num_blocks=1), dict(type='
 ROUNDED = [dict(type='PVT', arch='micro'), dict(XCIT, arch='micro')]
 
 
-@pytest.mark.parametrize(('make', 'message'), [
-    *((lambda cfg=cfg: MODELS.build(dict(cfg, in_channels=[8, 8]))([torch.zeros(1, 8, 4, 4)]),
-       r'has 2 maps, got 1; set out_indices .*, \(2, 3\) for') for cfg in NECKS),
-    *((lambda cfg=cfg: MODELS.build(dict(cfg, **ROUND_DOWN))(torch.zeros(1, 3, 31, 64)),
-       r'at least 32 x 32 pixels, got shape \(1, 3, 31, 64\)') for cfg in ROUNDED),
-    (lambda: MODELS.build(dict(type='MobileViTv2', output_stride=4)), '8, 16 or 32, got 4'),
-    (lambda: SSDLiteNeck((32, 64), (16, 16)), r'more levels than the 2 maps .* got \(16, 16\)'),
-    (lambda: PyramidPoolingNeck(3), 'at least the number of pool_sizes, 4, got 3'),
-    (lambda: pytest.importorskip('mmlaplace.models.ssd').SSDLiteHead(stacked_convs=3),
-     'have no effect in SSDLiteHead'),
-], ids=['seg neck', 'ssd neck', 'PVT', 'XCiT', 'stride', 'levels', 'pools', 'head'])  # fmt: skip
+@pytest.mark.parametrize(
+    ('make', 'message'),
+    [
+        *(
+            (
+                lambda cfg=cfg: MODELS.build(dict(cfg, in_channels=[8, 8]))(
+                    [torch.zeros(1, 8, 4, 4)]
+                ),
+                r'has 2 maps, got 1; set out_indices .*, \(2, 3\) for',
+            )
+            for cfg in NECKS
+        ),
+        *(
+            (
+                lambda cfg=cfg: MODELS.build(dict(cfg, **ROUND_DOWN))(torch.zeros(1, 3, 31, 64)),
+                r'at least 32 x 32 pixels, got shape \(1, 3, 31, 64\)',
+            )
+            for cfg in ROUNDED
+        ),
+        (lambda: MODELS.build(dict(type='MobileViTv2', output_stride=4)), '8, 16 or 32, got 4'),
+        (lambda: SSDLiteNeck((32, 64), (16, 16)), r'more levels than the 2 maps .* got \(16, 16\)'),
+        (lambda: PyramidPoolingNeck(3), 'at least the number of pool_sizes, 4, got 3'),
+        (
+            lambda: pytest.importorskip('mmlaplace.models.ssd').SSDLiteHead(stacked_convs=3),
+            'have no effect in SSDLiteHead',
+        ),
+    ],
+    ids=['seg neck', 'ssd neck', 'PVT', 'XCiT', 'stride', 'levels', 'pools', 'head'],
+)
 def test_backbones_necks_and_heads_say_what_does_not_fit(make, message):
     with pytest.raises(ValueError, match=message):
         make()

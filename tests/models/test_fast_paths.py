@@ -87,10 +87,13 @@ CHANGES = {
     'dropout of its own mode': in_modes_of_their_own,
     'pruned': each_part(lambda part: prune.l1_unstructured(part, 'weight', 0.5)),
     'hooked': each_part(lambda p: p.register_forward_hook(lambda module, inputs, out: 1.1 * out)),
-    'hooked backward': each_part(lambda p: p.register_full_backward_hook(
-        lambda module, inputs, outs: None if inputs[0] is None else (1.1 * inputs[0],))),
+    'hooked backward': each_part(
+        lambda p: p.register_full_backward_hook(
+            lambda module, inputs, outs: None if inputs[0] is None else (1.1 * inputs[0],)
+        )
+    ),
     'partly frozen': each_part(lambda part: part.requires_grad_(False), every=2),
-}  # fmt: skip
+}
 each_change = pytest.mark.parametrize('change', CHANGES.values(), ids=CHANGES)
 
 

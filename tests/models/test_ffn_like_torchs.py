@@ -43,11 +43,13 @@ def ffn_pair(*changes, which=0, act_cfg=GELU):
 
 
 MODES = {
-    'training': (torch.enable_grad,), 'no gradients': (torch.no_grad,),
-    'inference': (torch.inference_mode,), 'fp16 autocast': (torch.no_grad, torch.float16),
+    'training': (torch.enable_grad,),
+    'no gradients': (torch.no_grad,),
+    'inference': (torch.inference_mode,),
+    'fp16 autocast': (torch.no_grad, torch.float16),
     'bf16 autocast': (torch.no_grad, torch.bfloat16),
     'training under autocast': (torch.enable_grad, torch.bfloat16),
-}  # fmt: skip
+}
 
 
 def outcome(function, x, mode, dtype=None):
@@ -76,14 +78,19 @@ def assert_alike(ours, plain, x):
 normal = torch.randn
 DTYPES = (torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool, torch.complex64)
 INPUTS = {
-    'no axis': lambda: torch.tensor(1.0), 'one axis': lambda: normal(C),
-    'five axes': lambda: normal(2, 1, 3, 1, C), 'no rows': lambda: normal(2, 0, C),
-    'too many channels': lambda: normal(3, C + 1), 'one channel': lambda: normal(3, 1),
-    'NaN': lambda: torch.full((3, C), float('nan')), 'meta': lambda: normal(3, C).to('meta'),
-    'sparse': lambda: normal(3, C).to_sparse(), 'a leaf': lambda: normal(3, C).requires_grad_(),
+    'no axis': lambda: torch.tensor(1.0),
+    'one axis': lambda: normal(C),
+    'five axes': lambda: normal(2, 1, 3, 1, C),
+    'no rows': lambda: normal(2, 0, C),
+    'too many channels': lambda: normal(3, C + 1),
+    'one channel': lambda: normal(3, 1),
+    'NaN': lambda: torch.full((3, C), float('nan')),
+    'meta': lambda: normal(3, C).to('meta'),
+    'sparse': lambda: normal(3, C).to_sparse(),
+    'a leaf': lambda: normal(3, C).requires_grad_(),
     'nested': lambda: torch.nested.nested_tensor([normal(3, C), normal(2, C)]),
     **{str(dtype): lambda dtype=dtype: torch.ones(3, C, dtype=dtype) for dtype in DTYPES},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize('make', INPUTS.values(), ids=INPUTS)

@@ -39,27 +39,41 @@ CPE_VIT = dict(VIT, with_cls_token=False, cpe_kernel=3, img_size=48, arch=arch((
 FLATTEN, AGENTS = dict(type='FLattenAttention'), (4, 4, 9, 4)
 MODEL_CONFIGS = {
     'agent_deit_small': dict(
-        DEIT, arch=arch((24,), (3,), (3,)),
-        attn_cfg=dict(type='AgentAttention', qkv='qkv', num_landmarks=9, first_blocks=2)),
+        DEIT,
+        arch=arch((24,), (3,), (3,)),
+        attn_cfg=dict(type='AgentAttention', qkv='qkv', num_landmarks=9, first_blocks=2),
+    ),
     'agent_pvt_small': dict(
-        PVT, attn_cfg=dict(type='AgentAttention', per_stage=dict(num_landmarks=AGENTS))),
+        PVT, attn_cfg=dict(type='AgentAttention', per_stage=dict(num_landmarks=AGENTS))
+    ),
     'agent_swin_small': dict(SWIN, attn_cfg=agent_windows(12, AGENTS[:3])),
     'flatten_pvt_small': dict(PVT, attn_cfg=FLATTEN),
-    'flatten_pvt_v2_small': dict(PVT, type='PVTv2', stage_norms=True, attn_cfg=FLATTEN,
-                                 arch=dict(TINY_PVT, depths=(1, 2, 1, 1))),
+    'flatten_pvt_v2_small': dict(
+        PVT,
+        type='PVTv2',
+        stage_norms=True,
+        attn_cfg=FLATTEN,
+        arch=dict(TINY_PVT, depths=(1, 2, 1, 1)),
+    ),
     'flatten_swin_small': dict(SWIN, attn_cfg=linear_windows('FLattenAttention', 12, qkv='qkv')),
     'efficientvit_b_small': dict(
-        type='EfficientViT', arch=arch(GROWING, (1, 1, 1, 2), (1, 1, 2, 3))),
+        type='EfficientViT', arch=arch(GROWING, (1, 1, 1, 2), (1, 1, 2, 3))
+    ),
     'efficientvit_l_small': dict(
-        type='EfficientViTLarge', arch=arch((8, 8, 16, 16), (1, 1, 1, 2), TWO, (4, 4, 4, 6))),
+        type='EfficientViTLarge', arch=arch((8, 8, 16, 16), (1, 1, 1, 2), TWO, (4, 4, 4, 6))
+    ),
     'inline_deit_small': dict(DEIT, attn_cfg=dict(type='InLineAttention')),
     'inline_pvt_small': dict(PVT, attn_cfg=dict(type='InLineAttention', qkv='q_kv')),
     'inline_swin_small': dict(SWIN, arch=SHORT_SWIN, attn_cfg=inline_windows(24, 3, 1)),
     'mlla_small': dict(type='MLLA', img_size=64, arch=dict(SHORT_SWIN, ffn_ratios=(2,) * 4)),
     'vit3_small': dict(CPE_VIT, attn_cfg=dict(type='TTTAttention')),
     'circulant_deit_small': dict(CPE_VIT, attn_cfg=dict(type='CirculantAttention')),
-    'h_vit3_small': dict(type='HViT3', img_size=64, out_norms=dict(type='BN'),
-                         arch=arch((8, 8, 16, 16), ONE, TWO, (2,) * 4)),
+    'h_vit3_small': dict(
+        type='HViT3',
+        img_size=64,
+        out_norms=dict(type='BN'),
+        arch=arch((8, 8, 16, 16), ONE, TWO, (2,) * 4),
+    ),
     'mavit_small': dict(type='MAViT', **GATED),
     'cswin_small': CSWIN,
     'agent_cswin_small': dict(CSWIN, attn_cfg=cswin_maps((4, 4))),
@@ -67,33 +81,56 @@ MODEL_CONFIGS = {
     'inline_cswin_small': dict(CSWIN, attn_cfg=inline.MAP_ATTENTION),
     'slab_cswin_small': dict(CSWIN, attn_cfg=slab.SLAB_MAPS, norm_cfg=prepbn(9, 1e-5)),
     'prepbn_deit_small': dict(DEIT, norm_cfg=REPBN),
-    'slab_deit_small': dict(VIT, with_cls_token=False, img_size=112, norm_cfg=prepbn(9),
-                            attn_cfg=dict(type='SLABAttention')),
+    'slab_deit_small': dict(
+        VIT,
+        with_cls_token=False,
+        img_size=112,
+        norm_cfg=prepbn(9),
+        attn_cfg=dict(type='SLABAttention'),
+    ),
     'slab_pvt_small': dict(
-        PVT, norm_cfg=prepbn(9),
-        attn_cfg=[dict(type='SLABAttention', qkv='q_kv')] * 2 + [dict(sr_norm_cfg=prepbn(9))] * 2),
+        PVT,
+        norm_cfg=prepbn(9),
+        attn_cfg=[dict(type='SLABAttention', qkv='q_kv')] * 2 + [dict(sr_norm_cfg=prepbn(9))] * 2,
+    ),
     'slab_swin_small': dict(
-        SWIN, norm_cfg=prepbn(9, 1e-5), attn_cfg=linear_windows('SLABAttention', 12)),
-    'pvt_small_cls': dict(PVT, with_cls_token=True, out_type='cls_token',
-                          arch=dict(TINY_PVT, embed_dims=(16, 32, 48, 64))),
+        SWIN, norm_cfg=prepbn(9, 1e-5), attn_cfg=linear_windows('SLABAttention', 12)
+    ),
+    'pvt_small_cls': dict(
+        PVT,
+        with_cls_token=True,
+        out_type='cls_token',
+        arch=dict(TINY_PVT, embed_dims=(16, 32, 48, 64)),
+    ),
     'ravlt_small': dict(type='RAVLT', **GATED),
-    'polaformerpp_small': dict(type='PolaFormerPP', out_norms=False,
-                               arch=arch((4, 8, 4, 4), ONE, (1, 2, 1, 1), (3.5,) * 4)),
+    'polaformerpp_small': dict(
+        type='PolaFormerPP', out_norms=False, arch=arch((4, 8, 4, 4), ONE, (1, 2, 1, 1), (3.5,) * 4)
+    ),
     'xcit_nano_small': dict(XCIT, norm_tokens=False),
     'xcit_small': dict(XCIT, patch_size=8),
     'soft_model_small': dict(SOFT, attn_cfg=dict(num_landmarks=None)),
     'soft_norm_small': dict(SOFT, attn_cfg=dict(soft.NORM, num_landmarks=None)),
-    'pola_pvt_small': dict(PVT, type='PolaFormerPVT', arch=dict(TINY_PVT, ffn_ratios=(8, 8, 4, 4)),
-                           attn_cfg=dict(per_stage=dict(sr_ratio=(2, 1, 1, 1)))),
-    'swinv2_small': dict(type='SwinV2', img_size=64, window_size=8, pretrained_windows=(6, 6, 6, 3),
-                         arch=arch((4, 8, 16, 32), (2, 1, 1, 1), TWO)),
+    'pola_pvt_small': dict(
+        PVT,
+        type='PolaFormerPVT',
+        arch=dict(TINY_PVT, ffn_ratios=(8, 8, 4, 4)),
+        attn_cfg=dict(per_stage=dict(sr_ratio=(2, 1, 1, 1))),
+    ),
+    'swinv2_small': dict(
+        type='SwinV2',
+        img_size=64,
+        window_size=8,
+        pretrained_windows=(6, 6, 6, 3),
+        arch=arch((4, 8, 16, 32), (2, 1, 1, 1), TWO),
+    ),
     'dinov2_small': DINOV2,
     'dinov2_reg_small': dict(DINOV2, num_registers=4),
     'swiftformer_small': dict(type='SwiftFormer', arch=arch(GROWING, (2, 1, 3, 1), ONE)),
     'mobilevitv2_small': dict(
-        type='MobileViTv2', arch=arch((16, 32, 48, 64), (1, 2, 4, 3), ONE, (2,) * 4)),
+        type='MobileViTv2', arch=arch((16, 32, 48, 64), (1, 2, 4, 3), ONE, (2,) * 4)
+    ),
     'pola_swin_small': dict(SWIN, attn_cfg=linear_windows('PolaAttention', 12)),
-}  # fmt: skip
+}
 NECK = dict(type='ConvPoolingNeck', in_channels=32, out_channels=40)
 EFFICIENTVIT = dict(type='EfficientViTNeck', hidden_channels=32, out_channels=40)
 TANH = dict(type='GELU', approximate='tanh')

@@ -36,15 +36,23 @@ OF_FAMILY = dict(
 
 @needs_torch(2, 4)  # since then torch.compile traces context managers of libraries
 @pytest.mark.slow
-@pytest.mark.parametrize(('name', 'backend', 'stages'), [
-    # This one traces the backward too, without a minute of compiling.
-    ('LaplacianFormer', 'aot_eager', None),
-    # All stages of H-ViT³ are alike, and four take 15 seconds.
-    *(pytest.param(name, 'aot_eager', 1 if name == 'HViT3' else None, marks=pytest.mark.thorough)
-      for name in BACKBONES if name != 'LaplacianFormer'),
-    # Each is compiled by itself, for most of a minute.
-    *(pytest.param(name, 'inductor', 2, marks=pytest.mark.thorough) for name in OF_FAMILY),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('name', 'backend', 'stages'),
+    [
+        # This one traces the backward too, without a minute of compiling.
+        ('LaplacianFormer', 'aot_eager', None),
+        # All stages of H-ViT³ are alike, and four take 15 seconds.
+        *(
+            pytest.param(
+                name, 'aot_eager', 1 if name == 'HViT3' else None, marks=pytest.mark.thorough
+            )
+            for name in BACKBONES
+            if name != 'LaplacianFormer'
+        ),
+        # Each is compiled by itself, for most of a minute.
+        *(pytest.param(name, 'inductor', 2, marks=pytest.mark.thorough) for name in OF_FAMILY),
+    ],
+)
 def test_trains_in_one_graph(name, backend, stages):
     torch._dynamo.reset()  # it compiles a function, such as a block's, a few times at most
     backbone, images = cut_off(name, stages).train(), torch.randn(2, 3, 64, 96)
@@ -142,14 +150,17 @@ class ByShape(BaseAttention):
         return x.cumsum(1) / x.shape[1] if x.shape[1] > 30 else x.mean(1, keepdim=True) + x
 
 
-@pytest.mark.parametrize(('name', 'options'), [
-    *((name, {}) for name in BACKBONES),
-    ('SOFT', dict(out_type='cls_token', out_indices=-1)),
-    ('XCiTBackbone', dict(out_type='cls_token')),
-    ('XCiTBackbone', dict(arch='micro', pyramid_blocks=(0, 1, 2, 3))),
-    ('PVT', dict(out_indices=(1, 2), out_norms=True)),
-    ('PVT', dict(attn_cfg=dict(type=ByShape))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('name', 'options'),
+    [
+        *((name, {}) for name in BACKBONES),
+        ('SOFT', dict(out_type='cls_token', out_indices=-1)),
+        ('XCiTBackbone', dict(out_type='cls_token')),
+        ('XCiTBackbone', dict(arch='micro', pyramid_blocks=(0, 1, 2, 3))),
+        ('PVT', dict(out_indices=(1, 2), out_norms=True)),
+        ('PVT', dict(attn_cfg=dict(type=ByShape))),
+    ],
+)
 def test_a_trace_without_arguments_can_be_pickled_and_gives_the_maps(name, options):
     backbone = build(name, **options).eval()
     graph = pickle.loads(pickle.dumps(symbolic_trace(backbone)))

@@ -18,21 +18,28 @@ from mmlaplace.linearizing.losses import images_of
 from mmlaplace.models import LinearAttention, SoftmaxAttention
 
 VIT = dict(embed_dims=[32], depths=[3], num_heads=[2], ffn_ratios=[2])
-PYRAMID = dict(embed_dims=(16, 32, 32, 64), depths=(1, 2, 3, 1), num_heads=(1, 1, 1, 2),
-               ffn_ratios=(2,) * 4)  # fmt: skip
+PYRAMID = dict(
+    embed_dims=(16, 32, 32, 64), depths=(1, 2, 3, 1), num_heads=(1, 1, 1, 2), ffn_ratios=(2,) * 4
+)
 HOSTS = {
     'DINOv2': dict(type='DINOv2', arch=VIT, img_size=56),
     'DINOv2 with registers': dict(type='DINOv2', arch=VIT, img_size=56, num_registers=4),
     'DeiT': dict(type='ViT', arch=VIT, img_size=64),
     'DeiT distilled': dict(type='ViT', arch=VIT, img_size=64, with_dist_token=True),
     'DeiT III': dict(type='ViT', arch=VIT, img_size=64, layer_scale=1e-4),
-    'CLIP': dict(type='ViT', arch=VIT, img_size=64, smooth_positions=True, position_norm=True,
-                 act_cfg=dict(type='QuickGELU')),
+    'CLIP': dict(
+        type='ViT',
+        arch=VIT,
+        img_size=64,
+        smooth_positions=True,
+        position_norm=True,
+        act_cfg=dict(type='QuickGELU'),
+    ),
     'SigLIP': dict(type='ViT', arch=VIT, img_size=64, with_cls_token=False),
     'Swin': dict(type='Swin', arch=PYRAMID, img_size=64),
     'SwinV2': dict(type='SwinV2', arch=PYRAMID, img_size=64),
     'PVTv2': dict(type='PVTv2', arch=PYRAMID, img_size=64),
-}  # fmt: skip
+}
 
 
 def build(cfg, seed=0):
@@ -78,8 +85,9 @@ def test_a_hybrid_keeps_changed_options_of_softmax():
     made = linearizing.linear_config(cfg, build(cfg), 'LinearAttention', keep=places[:2])
     linear = dict(attn_cfg=dict(type='LinearAttention'))
     assert made['attn_cfg'][:2] == [
-        dict(window_size=4), dict(window_size=4, per_block=[None, linear])
-    ]  # fmt: skip
+        dict(window_size=4),
+        dict(window_size=4, per_block=[None, linear]),
+    ]
     blocks = build(made).stages[1]['blocks']
     assert [(b.attn.window_size, b.attn.shifted) for b in blocks] == [(4, False), (4, True)]
 
@@ -122,8 +130,9 @@ def test_a_plan_meets_the_budget_as_measured_too(factor, linear):
     plan, measured = linearizing.choose_measured(HARMS, COSTS, measure, budget=0.81)
     assert measured == measure(plan.keep) <= 0.81 and set(plan.linear) == set(linear)
     with pytest.raises(ValueError, match='budget 0.81 .* time, 3 of 4, .* is 0.910'):
-        linearizing.choose_measured(HARMS, COSTS, lambda keep: 1.4 * measure(keep) / factor,
-                                    budget=0.81)  # fmt: skip
+        linearizing.choose_measured(
+            HARMS, COSTS, lambda keep: 1.4 * measure(keep) / factor, budget=0.81
+        )
 
 
 def images(count=hybrids.LEARN + hybrids.MEASURE, size=64):
@@ -154,9 +163,16 @@ def test_an_interrupted_search_goes_on_and_other_content_is_refused(tmp_path, mo
 
     def search(sample=64, **settings):
         return linearizing.measure_blocks(
-            new, old, places, images, torch.zeros(1, 3, sample, sample), path,
-            dict(seed=0, **settings), steps=2, timer=timer,
-        )  # fmt: skip
+            new,
+            old,
+            places,
+            images,
+            torch.zeros(1, 3, sample, sample),
+            path,
+            dict(seed=0, **settings),
+            steps=2,
+            timer=timer,
+        )
 
     real = hybrids.harm_of
     whole = {p: real(new, old, p, images(), 2, 1e-3) for p in places}
@@ -243,8 +259,9 @@ def tasks(host='DeiT'):
 def labelled(step):
     while True:
         generator = torch.Generator().manual_seed(step)
-        yield dict(inputs=torch.randn(4, 3, 64, 64, generator=generator),
-                   data_samples=torch.arange(4))  # fmt: skip
+        yield dict(
+            inputs=torch.randn(4, 3, 64, 64, generator=generator), data_samples=torch.arange(4)
+        )
         step += 1
 
 
@@ -311,9 +328,15 @@ def test_accumulated_batches_are_one_large_one_and_go_on_where_they_were():
     with mock.patch.object(distilling, 'EVERY', 1):
         for steps in (1, 2):
             linearizing.fit(
-                layer, [*layer.parameters()], lambda batch: layer(batch['inputs']).square().mean(),
-                batches, steps, schedule, state or None, state.update,
-            )  # fmt: skip
+                layer,
+                [*layer.parameters()],
+                lambda batch: layer(batch['inputs']).square().mean(),
+                batches,
+                steps,
+                schedule,
+                state or None,
+                state.update,
+            )
     assert seen == [0, 2]
 
 
@@ -335,9 +358,16 @@ def of_one_rank(rank, folder):
     made, (new, old, places) = dict(fitted=fitted(4, first=4 * rank)), tasks()
     mine = [batch['inputs'] for batch in islice(labelled(100 * rank), 3)]
     found = linearizing.measure_blocks(
-        new.backbone, old.backbone, places[:1], lambda: mine, mine[0],
-        folder / f'{rank}/blocks.json', {}, 1, timer=lambda job, device: 1.0 + rank,
-    )  # fmt: skip
+        new.backbone,
+        old.backbone,
+        places[:1],
+        lambda: mine,
+        mine[0],
+        folder / f'{rank}/blocks.json',
+        {},
+        1,
+        timer=lambda job, device: 1.0 + rank,
+    )
     torch.save(dict(made, **found), folder / f'{rank}.pth')
     torch.distributed.destroy_process_group()
 

@@ -132,16 +132,23 @@ def test_gradients_of_an_ffn_are_contiguous_as_compiled_graphs_expect():
     assert grad.is_contiguous()
 
 
-OF_TOKENS = [dict(type='RepBN'), dict(type='PRepBN', steps=3), dict(type=RMSNorm),
-             dict(type=torch.nn.LayerNorm)]  # fmt: skip
+OF_TOKENS = [
+    dict(type='RepBN'),
+    dict(type='PRepBN', steps=3),
+    dict(type=RMSNorm),
+    dict(type=torch.nn.LayerNorm),
+]
 OF_MAPS = [dict(type=torch.nn.InstanceNorm1d), dict(type=torch.nn.BatchNorm1d)]
 
 
-@pytest.mark.parametrize(('build', 'norm', 'said'), [
-    # They would norm the columns of a map that has as many as channels.
-    *((build_map_norm, norm, r"of tokens, for maps; take one of \['BN'") for norm in OF_TOKENS),
-    *((build_token_norm, norm, r"of maps, for tokens; take one of \['LN'") for norm in OF_MAPS),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('build', 'norm', 'said'),
+    [
+        # They would norm the columns of a map that has as many as channels.
+        *((build_map_norm, norm, r"of tokens, for maps; take one of \['BN'") for norm in OF_TOKENS),
+        *((build_token_norm, norm, r"of maps, for tokens; take one of \['LN'") for norm in OF_MAPS),
+    ],
+)
 def test_norms_of_tokens_and_of_maps_are_refused_for_each_other(build, norm, said):
     with pytest.raises(ValueError, match=said):
         build(norm, 8)
@@ -172,8 +179,10 @@ def test_a_norm_goes_from_layer_norm_to_batch_norm_and_tokens(with_cp):
     torch.nn.init.constant_(norm.alpha, 0.5)
     got = []
     norm.register_forward_hook(lambda module, inputs, out: got.append(out))
-    both = [F.batch_norm(x.flatten(0, 1), None, None, training=True).view_as(x) + x / 2,
-            F.layer_norm(x, (8,), eps=1e-6)]  # fmt: skip
+    both = [
+        F.batch_norm(x.flatten(0, 1), None, None, training=True).view_as(x) + x / 2,
+        F.layer_norm(x, (8,), eps=1e-6),
+    ]
     for share in (0, 0, 0, 0.25, 0.5, 0.75, 1, 1):
         block(x, (3, 4)).sum().backward()
         for out in got:  # once, or again in the backward pass
@@ -288,8 +297,11 @@ def made(**options):
 
 
 @settings(deadline=None, derandomize=True, max_examples=25, database=None)
-@given(st.tuples(st.integers(1, 13), st.integers(1, 13)), st.sampled_from((1, 4, 9, 16, 49)),
-       st.integers(1, 5))  # fmt: skip
+@given(
+    st.tuples(st.integers(1, 13), st.integers(1, 13)),
+    st.sampled_from((1, 4, 9, 16, 49)),
+    st.integers(1, 5),
+)
 def test_landmarks_are_as_many_as_asked_or_a_token_each(hw_shape, count, ratio):
     (height, width), side = hw_shape, round(count**0.5)
     x = torch.randn(2, 3, height * width, 8)
@@ -337,12 +349,15 @@ def test_methods_take_what_their_names_say():
     assert any(not torch.equal(picks, random(x, (6, 6))[0]) for _ in range(5))
 
 
-@pytest.mark.parametrize(('options', 'message'), [
-    (dict(num_landmarks=49, pool_ratio=2), r"\(49\) or pool_ratio \(2\), not both.*'pool'"),
-    (dict(method='conv', num_landmarks=49), "'conv' need pool_ratio"),
-    (dict(method='conv', num_landmarks=49, pool_ratio=2, exact=True), r"'pool' \('conv'\)"),
-    (dict(pool_ratio=2, exact=True), 'exact=True needs num_landmarks'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (dict(num_landmarks=49, pool_ratio=2), r"\(49\) or pool_ratio \(2\), not both.*'pool'"),
+        (dict(method='conv', num_landmarks=49), "'conv' need pool_ratio"),
+        (dict(method='conv', num_landmarks=49, pool_ratio=2, exact=True), r"'pool' \('conv'\)"),
+        (dict(pool_ratio=2, exact=True), 'exact=True needs num_landmarks'),
+    ],
+)
 def test_options_that_would_be_ignored_are_quoted(options, message):
     with pytest.raises(ValueError, match=message):
         made(**options)

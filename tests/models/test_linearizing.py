@@ -56,8 +56,13 @@ def test_stages_without_softmax_and_windows_stay_as_they_are():
     new = linearizing.linear_config(cfg, build(cfg), 'LinearAttention')['attn_cfg']
     linear = dict(attn_cfg=dict(type='LinearAttention'))
     assert new == [dict(windows, **linear), linear, linear, dict(type='XCAttention')]
-    soft = dict(type='SOFT', arch='micro', attn_cfg=dict(num_landmarks=16), img_size=64,
-                with_cls_token=False)  # fmt: skip
+    soft = dict(
+        type='SOFT',
+        arch='micro',
+        attn_cfg=dict(num_landmarks=16),
+        img_size=64,
+        with_cls_token=False,
+    )
     new = linearizing.linear_config(soft, build(soft), 'LinearAttention')['attn_cfg']
     assert new == [dict(num_landmarks=16)] * 3 + [dict(type='LinearAttention')]
 
@@ -76,44 +81,66 @@ CHOOSE = functools.partial(linearizing.choose, HARMS, COSTS)
 KEEP = functools.partial(linearizing.softmax_blocks, 'abcd')
 
 
-@pytest.mark.parametrize(('call', 'said'), [
-    (lambda: per_block(None), 'one entry for each of the 3 blocks .* got 1'),
-    (lambda: build(dict(HOSTS['DeiT'], attn_cfg=dict(per_block=LINEAR))), 'a list .* got {'),
-    (lambda: per_block(LINEAR, None, None), 'the class token needs an attention that takes'),
-    (lambda: per_block(dict(power=2), None, None), "SoftmaxAttention has no option 'power'"),
-    (lambda: build(dict(HOSTS['Swin'], attn_cfg=dict(attn_cfg=dict(per_block=[None])))),
-     'per_block=.* no effect in the attn_cfg of a Window'),
-    (lambda: linear_config('PolaAttention', attn_cfg=LINEAR),
-     'no SoftmaxAttention to replace, only LinearAttention'),
-    (lambda: linear_config('PolaAttention', attn_cfg=dict(LINEAR, first_blocks=1)),
-     'softmax in 2 of its 3 blocks'),
-    (lambda: linear_config('FlatAttention'), "type='FlatAttention', which is not registered"),
-    (lambda: planned(HOSTS['Swin'], ['WindowAttention:1']), 'WindowAttention has softmax itself'),
-    (lambda: planned(HOSTS['DeiT'], ['AgentAttention:0-3']), 'no block 3; the .* are 0 to 2'),
-    (lambda: planned(HOSTS['DeiT'], ['AgentAttention:0-1', 'InLineAttention:1']),
-     r"'InLineAttention:1' has the blocks \[1\] of"),
-    (lambda: planned(HOSTS['DeiT'], ['AgentAttention:0,x']),
-     "'AgentAttention:0,x' must be a name, or a name and blocks such as"),
-    (lambda: planned(HOSTS['DeiT'], ['AgentAttention', 'InLineAttention']), 'gets no block'),
-    (lambda: KEEP([4, 1, -1]), 'no block 4, -1; the blocks with softmax are 0 to 3'),
-    (lambda: KEEP(range(4)), 'all 4 blocks with softmax are kept'),
-    (lambda: CHOOSE(budget=0.6), 'budget 0.6 cannot .* smallest .* is 0.650, with 3 of 4 blocks'),
-    (lambda: CHOOSE(budget=1), 'the softmax model itself meets the budget 1'),
-    (lambda: CHOOSE(budget=1.5), 'above 0 and at most 1.* got 1.5'),
-    (lambda: CHOOSE(keep=4), 'from 1 to 3, as 4 blocks with softmax can become linear, got 4'),
-    (CHOOSE, 'give either keep or budget'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('call', 'said'),
+    [
+        (lambda: per_block(None), 'one entry for each of the 3 blocks .* got 1'),
+        (lambda: build(dict(HOSTS['DeiT'], attn_cfg=dict(per_block=LINEAR))), 'a list .* got {'),
+        (lambda: per_block(LINEAR, None, None), 'the class token needs an attention that takes'),
+        (lambda: per_block(dict(power=2), None, None), "SoftmaxAttention has no option 'power'"),
+        (
+            lambda: build(dict(HOSTS['Swin'], attn_cfg=dict(attn_cfg=dict(per_block=[None])))),
+            'per_block=.* no effect in the attn_cfg of a Window',
+        ),
+        (
+            lambda: linear_config('PolaAttention', attn_cfg=LINEAR),
+            'no SoftmaxAttention to replace, only LinearAttention',
+        ),
+        (
+            lambda: linear_config('PolaAttention', attn_cfg=dict(LINEAR, first_blocks=1)),
+            'softmax in 2 of its 3 blocks',
+        ),
+        (lambda: linear_config('FlatAttention'), "type='FlatAttention', which is not registered"),
+        (
+            lambda: planned(HOSTS['Swin'], ['WindowAttention:1']),
+            'WindowAttention has softmax itself',
+        ),
+        (lambda: planned(HOSTS['DeiT'], ['AgentAttention:0-3']), 'no block 3; the .* are 0 to 2'),
+        (
+            lambda: planned(HOSTS['DeiT'], ['AgentAttention:0-1', 'InLineAttention:1']),
+            r"'InLineAttention:1' has the blocks \[1\] of",
+        ),
+        (
+            lambda: planned(HOSTS['DeiT'], ['AgentAttention:0,x']),
+            "'AgentAttention:0,x' must be a name, or a name and blocks such as",
+        ),
+        (lambda: planned(HOSTS['DeiT'], ['AgentAttention', 'InLineAttention']), 'gets no block'),
+        (lambda: KEEP([4, 1, -1]), 'no block 4, -1; the blocks with softmax are 0 to 3'),
+        (lambda: KEEP(range(4)), 'all 4 blocks with softmax are kept'),
+        (
+            lambda: CHOOSE(budget=0.6),
+            'budget 0.6 cannot .* smallest .* is 0.650, with 3 of 4 blocks',
+        ),
+        (lambda: CHOOSE(budget=1), 'the softmax model itself meets the budget 1'),
+        (lambda: CHOOSE(budget=1.5), 'above 0 and at most 1.* got 1.5'),
+        (lambda: CHOOSE(keep=4), 'from 1 to 3, as 4 blocks with softmax can become linear, got 4'),
+        (CHOOSE, 'give either keep or budget'),
+    ],
+)
 def test_what_cannot_be_linearized_is_quoted(call, said):
     with pytest.raises((TypeError, ValueError), match=said):
         call()
 
 
-@pytest.mark.parametrize(('host', 'loss', 'steps', 'alone', 'among'), [
-    ('SigLIP', 'attention', (30, 0), r'backbone\.stages\.\d\.blocks\.\d\.attn\.', 'attn.qkv'),
-    ('PVTv2', 'attention', (0, 30), r'backbone\.', 'ffn'),
-    ('Swin', 'block', (30, 0), r'backbone\.stages\.\d\.blocks\.\d\.', 'ffn'),
-    ('DeiT', 'task', (1, 30), '', 'head.weight'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('host', 'loss', 'steps', 'alone', 'among'),
+    [
+        ('SigLIP', 'attention', (30, 0), r'backbone\.stages\.\d\.blocks\.\d\.attn\.', 'attn.qkv'),
+        ('PVTv2', 'attention', (0, 30), r'backbone\.', 'ffn'),
+        ('Swin', 'block', (30, 0), r'backbone\.stages\.\d\.blocks\.\d\.', 'ffn'),
+        ('DeiT', 'task', (1, 30), '', 'head.weight'),
+    ],
+)
 @pytest.mark.slow
 def test_a_loss_falls_and_only_what_is_trained_changes(host, loss, steps, alone, among):
     new, old, places = tasks(host)
@@ -163,8 +190,10 @@ def test_a_run_goes_on_from_its_state_which_other_settings_refuse(tmp_path, monk
     for killed_at in (2, 4):
         state.unlink(missing_ok=True)
         new, old, places = tasks('SigLIP')
-        writes = mock.Mock(side_effect=[*[mock.DEFAULT] * (killed_at - 1), KeyboardInterrupt],
-                           wraps=distilling.write_state)  # fmt: skip
+        writes = mock.Mock(
+            side_effect=[*[mock.DEFAULT] * (killed_at - 1), KeyboardInterrupt],
+            wraps=distilling.write_state,
+        )
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(distilling, 'write_state', writes)
             linearizing.distill(new, old, places, unlabelled, schedule, state, dict(a=1))
@@ -222,8 +251,14 @@ def softmax_of(backbone):
 @pytest.mark.slow
 def test_the_tool_writes_a_model_that_loads_and_names_what_is_wrong(classifier, tmp_path):
     def run(*options, checkpoint=classifier[1]):
-        return run_script(ROOT / 'tools/linearize.py', classifier[0], checkpoint,
-                          '--work-dir', tmp_path / 'out', *options)  # fmt: skip
+        return run_script(
+            ROOT / 'tools/linearize.py',
+            classifier[0],
+            checkpoint,
+            '--work-dir',
+            tmp_path / 'out',
+            *options,
+        )
 
     few = ('--attention', 'FLattenAttention', '--layer-steps', 2, '--whole-steps', 2)
     assert run(*few).returncode == 0
@@ -259,14 +294,43 @@ def test_the_tool_writes_a_model_that_loads_and_names_what_is_wrong(classifier, 
 
 @pytest.mark.thorough
 def test_the_tool_runs_in_two_processes(classifier, tmp_path):
-    result = run([
-        sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', 2,
-        ROOT / 'tools/linearize.py',
-        *classifier, '--work-dir', tmp_path / 'out', '--launcher', 'pytorch', '--device', 'cpu',
-        '--attention', 'FLattenAttention:0-3', '--attention', 'LinearAttention:4',
-        '--options', 'FLattenAttention.lepe_kernel=3', '--keep', '1', '--search-steps', '1',
-        '--loss', 'task', '--layer-steps', '1', '--whole-steps', '2', '--accumulate', '2', '--amp',
-    ])  # fmt: skip
+    result = run(
+        [
+            sys.executable,
+            '-m',
+            'torch.distributed.run',
+            '--standalone',
+            '--nproc-per-node',
+            2,
+            ROOT / 'tools/linearize.py',
+            *classifier,
+            '--work-dir',
+            tmp_path / 'out',
+            '--launcher',
+            'pytorch',
+            '--device',
+            'cpu',
+            '--attention',
+            'FLattenAttention:0-3',
+            '--attention',
+            'LinearAttention:4',
+            '--options',
+            'FLattenAttention.lepe_kernel=3',
+            '--keep',
+            '1',
+            '--search-steps',
+            '1',
+            '--loss',
+            'task',
+            '--layer-steps',
+            '1',
+            '--whole-steps',
+            '2',
+            '--accumulate',
+            '2',
+            '--amp',
+        ]
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count('take 4 of 5 places') == 1  # by the first alone
     _, model = linearized(tmp_path)
@@ -289,9 +353,18 @@ def test_a_dinov2_of_timm_becomes_a_hybrid_backbone_with_its_tokens(noise_images
     torch.save(released.state_dict(), tmp_path / 'released.pth')
 
     def run(*options):
-        return run_script(ROOT / 'tools/linearize.py', config, tmp_path / 'released.pth',
-                          '--work-dir', tmp_path / 'out', '--layer-steps', 1, '--whole-steps', 0,
-                          *options)  # fmt: skip
+        return run_script(
+            ROOT / 'tools/linearize.py',
+            config,
+            tmp_path / 'released.pth',
+            '--work-dir',
+            tmp_path / 'out',
+            '--layer-steps',
+            1,
+            '--whole-steps',
+            0,
+            *options,
+        )
 
     agent = ('--attention', 'AgentAttention', '--options', 'num_landmarks=4')
     assert '--backbone-only takes the backbone' in run(*agent).stderr

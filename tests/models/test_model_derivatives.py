@@ -14,9 +14,9 @@ from torch.func import functional_call, grad, vmap
 
 HW, SMALL = (4, 5), (2, 3)
 OF_FUSED_SOFTMAX = {
-    f'{name}Attention' for name in (
-        'CrossShaped', 'ELFATT', 'FaViT', 'Linformer', 'MiTA', 'Nystromformer', 'Softmax')
-}  # fmt: skip
+    f'{name}Attention'
+    for name in ('CrossShaped', 'ELFATT', 'FaViT', 'Linformer', 'MiTA', 'Nystromformer', 'Softmax')
+}
 # The gradient of SOFT's iteration is that of an inverse, which it is not where W is singular. Codes
 # and buckets have steps. Performer's maximum is a constant, as in its authors' code. torch has no
 # second derivative of its sampling between pixels.

@@ -102,11 +102,12 @@ def test_softmax_is_that_of_torch_with_all_masks_and_weights():
     low = torch.finfo(torch.float32).min
     floats = torch.randn(3, 9).masked_fill(padding, low), torch.randn(7, 9)
     for options in (
-        {}, dict(attn_mask=pairs[0]),
+        {},
+        dict(attn_mask=pairs[0]),
         dict(key_padding_mask=padding, attn_mask=pairs, average_attn_weights=False),
         dict(key_padding_mask=floats[0], attn_mask=floats[1]),
         dict(attn_mask=causal, need_weights=False, is_causal=True),
-    ):  # fmt: skip
+    ):
         torch.testing.assert_close(ours(q, k, v, **options), theirs(q, k, v, **options))
     one = [x[:, 0] for x in (q, k, v)]
     torch.testing.assert_close(ours(*one, padding[0]), theirs(*one, padding[0]))
@@ -158,24 +159,32 @@ def test_weights_of_torch_load_under_their_names():
         LinearMultiheadAttention.from_multihead_attention(theirs)
 
 
-@pytest.mark.parametrize(('options', 'call', 'says'), [
-    (dict(attn_cfg=dict(type='PolaAttention', lepe_kernel=5)), {}, 'lepe_kernel=5 of PolaAtt'),
-    (dict(attn_cfg=dict(type='PolaAttention', alfa=5)), {}, "did you mean 'alpha'"),
-    (dict(attn_cfg='PolaAttention'), {}, r"write dict\(type='PolaAttention'\)"),
-    (dict(dropout=0.1), {}, 'got dropout=0.1; set'),
-    ({}, dict(attn_mask=torch.zeros(6, 6)), 'LinearAttention mixes all keys for all queries'),
-    ({}, dict(key_padding_mask=torch.zeros(6, 2)), r'must be \(2, 6\) for a key'),
-    ({}, dict(key_padding_mask=torch.rand(2, 6)), 'only 0 and -inf'),
-    ({}, dict(value=torch.zeros(2, 5, C)), r'key and value must be of the same tokens'),
-    ({}, dict(query=torch.zeros(1, 5, C)), r'of one batch, got \(1, 5, 32\) and \(2, 6, 32\)'),
-    (dict(self_attention=True), dict(query=torch.zeros(2, 5, C)), 'set self_attention=False'),
-    (dict(attn_cfg=dict(type='RALAAttention')), dict(
-        query=torch.zeros(2, 6, C), key_padding_mask=torch.zeros(2, 6).bool()),
-     'set self_attention to True'),
-    (dict(attn_cfg=dict(qkv='shared_qk')), dict(query=torch.zeros(2, 5, C)), "qkv='shared_qk'"),
-    (dict(attn_cfg=dict(type='SoftmaxAttention')), dict(attn_mask=torch.zeros(5, 6)),
-     r'must be \(6, 6\) or \(4, 6, 6\), got \(5, 6\)'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('options', 'call', 'says'),
+    [
+        (dict(attn_cfg=dict(type='PolaAttention', lepe_kernel=5)), {}, 'lepe_kernel=5 of PolaAtt'),
+        (dict(attn_cfg=dict(type='PolaAttention', alfa=5)), {}, "did you mean 'alpha'"),
+        (dict(attn_cfg='PolaAttention'), {}, r"write dict\(type='PolaAttention'\)"),
+        (dict(dropout=0.1), {}, 'got dropout=0.1; set'),
+        ({}, dict(attn_mask=torch.zeros(6, 6)), 'LinearAttention mixes all keys for all queries'),
+        ({}, dict(key_padding_mask=torch.zeros(6, 2)), r'must be \(2, 6\) for a key'),
+        ({}, dict(key_padding_mask=torch.rand(2, 6)), 'only 0 and -inf'),
+        ({}, dict(value=torch.zeros(2, 5, C)), r'key and value must be of the same tokens'),
+        ({}, dict(query=torch.zeros(1, 5, C)), r'of one batch, got \(1, 5, 32\) and \(2, 6, 32\)'),
+        (dict(self_attention=True), dict(query=torch.zeros(2, 5, C)), 'set self_attention=False'),
+        (
+            dict(attn_cfg=dict(type='RALAAttention')),
+            dict(query=torch.zeros(2, 6, C), key_padding_mask=torch.zeros(2, 6).bool()),
+            'set self_attention to True',
+        ),
+        (dict(attn_cfg=dict(qkv='shared_qk')), dict(query=torch.zeros(2, 5, C)), "qkv='shared_qk'"),
+        (
+            dict(attn_cfg=dict(type='SoftmaxAttention')),
+            dict(attn_mask=torch.zeros(5, 6)),
+            r'must be \(6, 6\) or \(4, 6, 6\), got \(5, 6\)',
+        ),
+    ],
+)
 def test_what_it_cannot_take_is_quoted(options, call, says):
     x = torch.zeros(2, 6, C)
     with pytest.raises((ValueError, TypeError), match=says):
@@ -234,9 +243,11 @@ def test_detr_of_a_config_has_the_rule_in_its_encoder(monkeypatch):
     cfg.attentions['decoder.layers.*.cross_attn'] = dict(type='LinearAttention')
     with DefaultScope.overwrite_default_scope('mmdet'):
         model = MODELS.build(copy.deepcopy(cfg)).eval()
-    assert [type(module.attn).__name__ for module in model.modules()
-            if isinstance(module, LinearMultiheadAttention)
-            ] == ['PolaAttention', 'LinearAttention']  # fmt: skip
+    assert [
+        type(module.attn).__name__
+        for module in model.modules()
+        if isinstance(module, LinearMultiheadAttention)
+    ] == ['PolaAttention', 'LinearAttention']
     quiet_init(model)
     rule = model.encoder.layers[0].self_attn.attn
     assert not rule.attn.power.any()  # at its start, while DETR fills matrices at random

@@ -83,40 +83,59 @@ def test_act_cfg_sets_the_activation_of_every_ffn(name):
     assert found and {type(layer) for layer in found} == {nn.SiLU}
 
 
-@pytest.mark.parametrize(('options', 'quoted'), [
-    (dict(out_indices=(3, 1)), r'ascending order.*got \(3, 1\).*write \(1, 3\)'),
-    (dict(out_indices=(1, 1)), r'write \(1,\)'), (dict(out_indices=(3, -1)), r'is \(3, 3\)'),
-    (dict(out_indices=-5), 'got -5'), (dict(out_indices=('1',)), r"got \('1',\)"),
-    (dict(norm_cfg=dict(type='RMSNN')), r"no norm of tokens \(did you mean 'RMSN'\?\)"),
-    (dict(arch='tinny'), r"no arch 'tinny' \(did you mean 'tiny'\?\)"),
-    *((dict(in_channels=channels), f'in_channels must be a positive .* got {channels}')
-      for channels in (0, -3, 1.5, True)),
-    (dict(norm_cfg=dict(eps=1e-6)), r"got \{'eps': 1e-06\}"), (dict(norm_cfg='LN'), "got 'LN'"),
-    (dict(act_cfg=dict(type='Swash')), "'Swash', which is no activation .did you mean 'HSwish'"),
-    (dict(arch=dict(embed_dims=(16,) * 4)), 'missing: .*depths'),
-    (dict(arch=dict(SMALL, depths=(1, 1))), r"arch\['depths'\].*\(1, 1\)"),
-    (dict(arch=dict(SMALL, ffn_ratios=2)), r"arch\['ffn_ratios'\].*got 2"),
-    (dict(arch=dict(SMALL, depths=(0, 1, 1, 1))), r'positive.*\(0,'),
-    (dict(arch=dict(SMALL, num_heads=(3, 2, 5, 3))), r'\(16\).*num_heads \(3\)'),
-    (dict(img_size=0), 'img_size must be a positive .* got 0'),
-    *((dict(strides=bad), rf'4 positive .*{re.escape(repr(bad))}') for bad in (2, (2, 2, 0, 2))),
-    (dict(out_norms='BN'), r"out_norms must be .*dict\(type='BN'\), got 'BN'"),
-    *((dict(drop_path_rate=rate), f'got {re.escape(str(rate))}')
-      for rate in (1.0, -0.1, [0.0, 0.1])),
-    (dict(out_indices=(0, 4)), r'0 to 3, .*got \(0, 4\)'),
-    (dict(frozen_stages=5), 'frozen_stages must be -1 to 4, got 5'),
-    (dict(attn_cfg=dict(per_stage=dict(init_cfg=[4] * 5))), r'one entry .*\[4, 4, 4, 4, 4\]'),
-    (dict(type='SOFT', out_type='cls_token'), r'=\(3,\), .* got out_indices=\(0, 1, 2, 3\)'),
-    (dict(type='SOFT', out_type='cls_token', with_cls_token=False), 'needs a class token'),
-    (dict(type='SOFT', attn_cfg=[None] * 3 + [dict(rope=True)]), r'_tokens=1 .*rope=.*\(True\)'),
-    (dict(type='SOFT', attn_cfg=dict(type='PolaAttention')), "got 'PolaAttention'"),
-    (dict(type='ViT', with_dist_token=True, with_cls_token=False), 'True needs a class token'),
-    (dict(type='DINOv2', num_registers=-1), 'num_registers must be .* got -1'),
-    (dict(type='SwinV2', pretrained_windows=(12, 12)), r'pretrained_win.* got \(12, 12\)'),
-    # As in the authors' configs.
-    (dict(type='CSWin', stripe_widths=(1, 2, 7, 7)), r'three widths, .*got \(1, 2, 7, 7\)'),
-    (dict(type='ViT', cpe_kernel=3), 'cpe_kernel=3 .* set with_cls_token=False'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('options', 'quoted'),
+    [
+        (dict(out_indices=(3, 1)), r'ascending order.*got \(3, 1\).*write \(1, 3\)'),
+        (dict(out_indices=(1, 1)), r'write \(1,\)'),
+        (dict(out_indices=(3, -1)), r'is \(3, 3\)'),
+        (dict(out_indices=-5), 'got -5'),
+        (dict(out_indices=('1',)), r"got \('1',\)"),
+        (dict(norm_cfg=dict(type='RMSNN')), r"no norm of tokens \(did you mean 'RMSN'\?\)"),
+        (dict(arch='tinny'), r"no arch 'tinny' \(did you mean 'tiny'\?\)"),
+        *(
+            (dict(in_channels=channels), f'in_channels must be a positive .* got {channels}')
+            for channels in (0, -3, 1.5, True)
+        ),
+        (dict(norm_cfg=dict(eps=1e-6)), r"got \{'eps': 1e-06\}"),
+        (dict(norm_cfg='LN'), "got 'LN'"),
+        (
+            dict(act_cfg=dict(type='Swash')),
+            "'Swash', which is no activation .did you mean 'HSwish'",
+        ),
+        (dict(arch=dict(embed_dims=(16,) * 4)), 'missing: .*depths'),
+        (dict(arch=dict(SMALL, depths=(1, 1))), r"arch\['depths'\].*\(1, 1\)"),
+        (dict(arch=dict(SMALL, ffn_ratios=2)), r"arch\['ffn_ratios'\].*got 2"),
+        (dict(arch=dict(SMALL, depths=(0, 1, 1, 1))), r'positive.*\(0,'),
+        (dict(arch=dict(SMALL, num_heads=(3, 2, 5, 3))), r'\(16\).*num_heads \(3\)'),
+        (dict(img_size=0), 'img_size must be a positive .* got 0'),
+        *(
+            (dict(strides=bad), rf'4 positive .*{re.escape(repr(bad))}')
+            for bad in (2, (2, 2, 0, 2))
+        ),
+        (dict(out_norms='BN'), r"out_norms must be .*dict\(type='BN'\), got 'BN'"),
+        *(
+            (dict(drop_path_rate=rate), f'got {re.escape(str(rate))}')
+            for rate in (1.0, -0.1, [0.0, 0.1])
+        ),
+        (dict(out_indices=(0, 4)), r'0 to 3, .*got \(0, 4\)'),
+        (dict(frozen_stages=5), 'frozen_stages must be -1 to 4, got 5'),
+        (dict(attn_cfg=dict(per_stage=dict(init_cfg=[4] * 5))), r'one entry .*\[4, 4, 4, 4, 4\]'),
+        (dict(type='SOFT', out_type='cls_token'), r'=\(3,\), .* got out_indices=\(0, 1, 2, 3\)'),
+        (dict(type='SOFT', out_type='cls_token', with_cls_token=False), 'needs a class token'),
+        (
+            dict(type='SOFT', attn_cfg=[None] * 3 + [dict(rope=True)]),
+            r'_tokens=1 .*rope=.*\(True\)',
+        ),
+        (dict(type='SOFT', attn_cfg=dict(type='PolaAttention')), "got 'PolaAttention'"),
+        (dict(type='ViT', with_dist_token=True, with_cls_token=False), 'True needs a class token'),
+        (dict(type='DINOv2', num_registers=-1), 'num_registers must be .* got -1'),
+        (dict(type='SwinV2', pretrained_windows=(12, 12)), r'pretrained_win.* got \(12, 12\)'),
+        # As in the authors' configs.
+        (dict(type='CSWin', stripe_widths=(1, 2, 7, 7)), r'three widths, .*got \(1, 2, 7, 7\)'),
+        (dict(type='ViT', cpe_kernel=3), 'cpe_kernel=3 .* set with_cls_token=False'),
+    ],
+)
 def test_options_that_cannot_be_are_quoted(options, quoted):
     with pytest.raises(ValueError, match=quoted):
         build(**{'name': options.pop('type', 'LaplacianFormer'), **options})

@@ -48,9 +48,15 @@ def dense(attention, x):
 
 @pytest.mark.parametrize('solver', ['newton_schulz', 'svd', 'cholesky'])
 @pytest.mark.parametrize('normalized', [False, True])
-@pytest.mark.parametrize('options', [
-    {}, dict(num_prefix_tokens=1), *(dict(qkv=form, lepe_kernel=0) for form in ('qkv', 'q_kv')),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        dict(num_prefix_tokens=1),
+        *(dict(qkv=form, lepe_kernel=0) for form in ('qkv', 'q_kv')),
+    ],
+    ids=str,
+)
 def test_linear_time_form_equals_the_dense_formula(options, normalized, solver):
     common = dict(pool_ratio=2, ridge=1e-2, num_iters=60)
     attention = build(0.5, normalized=normalized, solver=solver, **common, **options)

@@ -25,10 +25,14 @@ from mmlaplace.models.pyramid import MICRO, arch  # noqa: E402
 
 # The smallest of each family.
 SMALL = {
-    'laplacianformer_micro': {}, 'soft_micro': {}, 'softpp_micro': {},
-    'polaformer_pvt_micro': {}, 'polaformer_pvtv2_b0': dict(arch=MICRO),
-    'polaformer_swin_micro': {}, 'polaformer_deit_tiny': dict(arch=arch((64,), (3,))),
-}  # fmt: skip
+    'laplacianformer_micro': {},
+    'soft_micro': {},
+    'softpp_micro': {},
+    'polaformer_pvt_micro': {},
+    'polaformer_pvtv2_b0': dict(arch=MICRO),
+    'polaformer_swin_micro': {},
+    'polaformer_deit_tiny': dict(arch=arch((64,), (3,))),
+}
 FAST = 'laplacianformer_micro'
 each = pytest.mark.parametrize('name', fast_with(SMALL, FAST))
 # A pyramid, one with a class token, and a host of one stage.
@@ -99,10 +103,19 @@ def test_the_pretrained_cfg_evaluates_as_the_config(name):
 
 # One of each kind of network, with a neck, a class token, windows, and other norms.
 PUBLISHED_KINDS = (
-    'agent_deit_tiny', 'agent_swin_tiny', 'cswin_tiny', 'flatten_pvt_v2_b0', 'inline_pvt_tiny',
-    'mavit_tiny', 'mlla_tiny', 'prepbn_swin_tiny', 'pvt_tiny', 'slab_deit_tiny', 'soft_norm_tiny',
+    'agent_deit_tiny',
+    'agent_swin_tiny',
+    'cswin_tiny',
+    'flatten_pvt_v2_b0',
+    'inline_pvt_tiny',
+    'mavit_tiny',
+    'mlla_tiny',
+    'prepbn_swin_tiny',
+    'pvt_tiny',
+    'slab_deit_tiny',
+    'soft_norm_tiny',
     'h_vit3_tiny',
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize('name', PUBLISHED_KINDS)

@@ -53,15 +53,31 @@ def detections(*shapes):
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize(('toolbox', 'settings', 'loss', 'data'), [
-    ('mmpretrain', {'head.in_channels': 64}, 'loss',
-     lambda: random_batch('mmpretrain', (64, 64), 2, masks=False)),
-    ('mmdet', {'neck.in_channels': [32, 48, 64]}, 'loss_cls',
-     lambda: detections((96, 128), (90, 100))),
-    # Padded as to 512 x 512, in a tenth of the time.
-    ('mmseg', {'neck.in_channels': [16, 32, 48, 64], 'data_preprocessor.size': (96, 96)},
-     'decode.loss_ce', lambda: random_batch('mmseg', (64, 96), 2, masks=False)),
-], ids=['mmpretrain', 'mmdet', 'mmseg'])  # fmt: skip
+@pytest.mark.parametrize(
+    ('toolbox', 'settings', 'loss', 'data'),
+    [
+        (
+            'mmpretrain',
+            {'head.in_channels': 64},
+            'loss',
+            lambda: random_batch('mmpretrain', (64, 64), 2, masks=False),
+        ),
+        (
+            'mmdet',
+            {'neck.in_channels': [32, 48, 64]},
+            'loss_cls',
+            lambda: detections((96, 128), (90, 100)),
+        ),
+        # Padded as to 512 x 512, in a tenth of the time.
+        (
+            'mmseg',
+            {'neck.in_channels': [16, 32, 48, 64], 'data_preprocessor.size': (96, 96)},
+            'decode.loss_ce',
+            lambda: random_batch('mmseg', (64, 96), 2, masks=False),
+        ),
+    ],
+    ids=['mmpretrain', 'mmdet', 'mmseg'],
+)
 @pytest.mark.parametrize('backbone', BACKBONES)
 def test_the_example_of_a_toolbox_trains(toolbox, settings, loss, data, backbone):
     registry = pytest.importorskip(f'{toolbox}.registry')

@@ -21,12 +21,15 @@ CASES = {
     'softpp': SOFTPP,
     'soft': dict(type='SOFT'),
     'pola_pvt_reduced': dict(
-        type='PolaFormerPVT', attn_cfg=dict(alpha=3, per_stage=dict(sr_ratio=(8, 4, 2, 1)))),
+        type='PolaFormerPVT', attn_cfg=dict(alpha=3, per_stage=dict(sr_ratio=(8, 4, 2, 1)))
+    ),
     'pola_pvtv2': dict(type='PolaFormerPVTv2'),
-    'pola_swin': dict(type='PolaFormerSwin', attn_cfg=dict(
-        even_windows=False, per_stage=dict(window_size=(7, 5, 3, 2)))),
+    'pola_swin': dict(
+        type='PolaFormerSwin',
+        attn_cfg=dict(even_windows=False, per_stage=dict(window_size=(7, 5, 3, 2))),
+    ),
     'pola_deit': dict(type='PolaFormerDeiT', arch=arch((48,), (2,), (3,), (2,))),
-}  # fmt: skip
+}
 
 
 def made_up_weights(names_and_shapes):

@@ -104,9 +104,12 @@ def test_large_kernels_equal_those_of_mmpretrain():
     theirs, ours = van.SpatialAttention(16).double(), build('LargeKernelAttention', shortcut=True)
     gating = 'spatial_gating_unit.'
     starts = {
-        'value.': 'proj_1.', 'proj.': 'proj_2.', 'near.conv.': f'{gating}DW_conv.',
-        'far.': f'{gating}DW_D_conv.', 'weight.': f'{gating}conv1.',
-    }  # fmt: skip
+        'value.': 'proj_1.',
+        'proj.': 'proj_2.',
+        'near.conv.': f'{gating}DW_conv.',
+        'far.': f'{gating}DW_D_conv.',
+        'weight.': f'{gating}conv1.',
+    }
     for start, their_start in starts.items():
         for kind in ('weight', 'bias'):
             own, value = ours.get_parameter(start + kind), theirs.get_parameter(their_start + kind)
@@ -199,10 +202,19 @@ def test_a_class_token_has_no_convolution_in_mita():
 # ---- PolaFormer's attention, its deformable filters and its signed powers
 
 
-@pytest.mark.parametrize('options', [
-    {}, dict(polarity=False), dict(gate=False), dict(gate_form='matrix'), dict(power=1),
-    dict(power=2.5), dict(lepe_kernel=0),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        dict(polarity=False),
+        dict(gate=False),
+        dict(gate_form='matrix'),
+        dict(power=1),
+        dict(power=2.5),
+        dict(lepe_kernel=0),
+    ],
+    ids=str,
+)
 def test_the_linear_time_form_of_pola_equals_the_dense_formula(options):
     attention, x = build('PolaAttention', (6, 8), std=0.5, **options), doubles(2, 48, 16)
     query, *gate = attention.qkv(x).split(16, dim=-1)

@@ -52,10 +52,13 @@ def test_auto_is_native_where_the_library_is(lines):
     assert lines == []
 
 
-@pytest.mark.parametrize(('content', 'line', 'error'), [
-    (None, 'no compiled library', "no compiled.*no-build-isolation.*backend='auto'"),
-    (b'not a library', 'did not load', '_C.so did not load with torch .*: '),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('content', 'line', 'error'),
+    [
+        (None, 'no compiled library', "no compiled.*no-build-isolation.*backend='auto'"),
+        (b'not a library', 'did not load', '_C.so did not load with torch .*: '),
+    ],
+)
 def test_without_a_library_auto_says_why_once_and_native_raises(
     lines, monkeypatch, tmp_path, content, line, error
 ):
@@ -80,20 +83,30 @@ def test_the_library_of_this_torch_is_chosen(tmp_path):
     assert _native.load_library(tmp_path) is None
 
 
-@pytest.mark.parametrize(('info', 'served'), [
-    ({'torch_from': '2.10'}, {'2.9.1': False, '2.10.0': True, '2.14.1+cpu': True, '3.0.0': True}),
-    ({'torch': '2.1'}, {'2.1.2+cpu': True, '2.10.0': False, '2.11.0': False}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('info', 'served'),
+    [
+        (
+            {'torch_from': '2.10'},
+            {'2.9.1': False, '2.10.0': True, '2.14.1+cpu': True, '3.0.0': True},
+        ),
+        ({'torch': '2.1'}, {'2.1.2+cpu': True, '2.10.0': False, '2.11.0': False}),
+    ],
+)
 def test_a_library_of_the_stable_abi_serves_later_versions_of_torch_too(info, served):
     assert {version: _native.serves(info, version) for version in served} == served
 
 
-@pytest.mark.parametrize(('arches', 'gpu', 'said'), [
-    *(('800,900,1000', gpu, None) for gpu in [(8, 0), (8, 6), (10, 3), (12, 0)]),
-    ('800,900,1000', (7, 5), r'8\.0, 9\.0, 10\.0.*and this one has 7\.5'),
-    ('750', (8, 0), None), ('750', (7, 0), r'7\.5.*and this one has 7\.0'),
-    ('', (5, 0), None),  # of a library that does not say
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('arches', 'gpu', 'said'),
+    [
+        *(('800,900,1000', gpu, None) for gpu in [(8, 0), (8, 6), (10, 3), (12, 0)]),
+        ('800,900,1000', (7, 5), r'8\.0, 9\.0, 10\.0.*and this one has 7\.5'),
+        ('750', (8, 0), None),
+        ('750', (7, 0), r'7\.5.*and this one has 7\.0'),
+        ('', (5, 0), None),  # of a library that does not say
+    ],
+)
 def test_a_gpu_without_code_in_the_library_gets_the_reference(arches, gpu, said):
     found = _native.why_not_for(dict(arches=arches), gpu)
     assert re.search(said, found) if said else found is None
@@ -129,11 +142,16 @@ def test_every_instruction_set_passes_the_op_tests(capability):
         pytest.skip(f'this CPU has {supported}, by which the other tests run')
     files = ('contracts', 'kernels', 'inverse', 'nystrom_attention', 'pooled_landmarks', 'fused')
     result = run_python(
-        '-m', 'pytest', '-q', '-p', 'no:cacheprovider',
+        '-m',
+        'pytest',
+        '-q',
+        '-p',
+        'no:cacheprovider',
         *(f'tests/ops/test_{name}.py' for name in files),
-        '-k', '(native-cpu or fused) and not number_of_threads and not ten_thousand',
+        '-k',
+        '(native-cpu or fused) and not number_of_threads and not ten_thousand',
         ATEN_CPU_CAPABILITY=capability,
-    )  # fmt: skip
+    )
     assert result.returncode == 0, result.stdout[-3000:]
 
 
@@ -204,9 +222,10 @@ def test_graphs_are_compiled_again_for_another_backend():
     torch._dynamo.reset()
     graphs = []
     kernel = torch.compile(
-        laplacian_kernel, fullgraph=True,
+        laplacian_kernel,
+        fullgraph=True,
         backend=lambda graph, _: graphs.append(graph.code) or graph,
-    )  # fmt: skip
+    )
     kernel(Q, K, 4.0)
     with use_backend('reference'):
         kernel(Q, K, 4.0)

@@ -14,9 +14,15 @@ TABLE = torch.ones(2, 1, 6)
 NEAR, SMALL, GRAD = dict(q=Q, k=Q, bandwidth=1.0), dict(mat=EYE, ridge=0.1), Q @ Q.mT
 TURNED = dict(rotary=TABLE, rotary_form='half')
 MIXED = dict(
-    TURNED, q=Q, k=Q, v=Q, landmarks=Q[:, :, :3], inverse=torch.ones(1, 2, 3, 3), bandwidth=4.0,
+    TURNED,
+    q=Q,
+    k=Q,
+    v=Q,
+    landmarks=Q[:, :, :3],
+    inverse=torch.ones(1, 2, 3, 3),
+    bandwidth=4.0,
     kernel='laplacian',
-)  # fmt: skip
+)
 FEATURES = dict(q=Q, k=Q, v=Q, eps=1e-6, features='relu', streams=1)
 PUBLIC = {
     'laplacian_kernel': NEAR,
@@ -41,24 +47,39 @@ COMPILED = {
     '_newton_start_scale': dict(mat=EYE, factor=1.8, halve=True, per_batch=False),
     'nystrom_attention': ATTEND,
     '_nystrom_attention_backward': dict(
-        ATTEND, grad=Q, mean=torch.ones(1, 2, 0), covariance=torch.ones(1, 2, 0, 0),
+        ATTEND,
+        grad=Q,
+        mean=torch.ones(1, 2, 0),
+        covariance=torch.ones(1, 2, 0, 0),
         mixed=Q[:, :, :3],
     ),
     'pooled_landmarks': POOL,
     '_pooled_landmarks_backward': dict(POOL, grad=Q[:, :, :2]),
     'linear_attention': LINEAR,
     '_linear_attention_backward': dict(LINEAR, grad=Q, sums=torch.ones(1, 2, 4, 5)),
-}  # fmt: skip
+}
 NAN, INF, HUGE = float('nan'), float('inf'), 1 << 62
 NOT_POSITIVE = [0.0, -0.0, -1.0, -1e-300, NAN, INF, -INF]
 # Values that each op refuses which has such an argument.
 BAD = dict(
-    bandwidth=[*NOT_POSITIVE, 1e-39], ridge=[-0.5, -1e-300, NAN, INF], num_iters=[0, -3, -HUGE],
-    factor=NOT_POSITIVE, whitening_eps=NOT_POSITIVE, eps=[-1.0, NAN, INF], streams=[0, 3],
-    features=['exp'], kernel=['cauchy', 'Laplacian'], rotary_form=['whole', ''],
-    rotary=[TABLE[:, 0], TABLE[..., :5]], height=[0, 3, HUGE], width=[0], rows=[0], columns=[0],
-    hw_shape=[(2, 4), (-2, -3), (HUGE, HUGE)], cells=[None, (0, 2)],
-)  # fmt: skip
+    bandwidth=[*NOT_POSITIVE, 1e-39],
+    ridge=[-0.5, -1e-300, NAN, INF],
+    num_iters=[0, -3, -HUGE],
+    factor=NOT_POSITIVE,
+    whitening_eps=NOT_POSITIVE,
+    eps=[-1.0, NAN, INF],
+    streams=[0, 3],
+    features=['exp'],
+    kernel=['cauchy', 'Laplacian'],
+    rotary_form=['whole', ''],
+    rotary=[TABLE[:, 0], TABLE[..., :5]],
+    height=[0, 3, HUGE],
+    width=[0],
+    rows=[0],
+    columns=[0],
+    hw_shape=[(2, 4), (-2, -3), (HUGE, HUGE)],
+    cells=[None, (0, 2)],
+)
 compiled = pytest.mark.skipif(
     _native.WHY_MISSING is not None, reason='the compiled library is missing'
 )
@@ -114,30 +135,88 @@ def test_the_bad_value_is_quoted(name):
     check_refusals(name, getattr(ops, name), PUBLIC[name], fits)
 
 
-@pytest.mark.parametrize(('op', 'change', 'error', 'quoted'), [
-    (ops.laplacian_kernel, dict(bandwidth='4'), TypeError, "got '4' of type str"),
-    (ops.laplacian_kernel, dict(bandwidth=torch.tensor(4)), TypeError, 'bandwidth .*torch.int64'),
-    (ops.laplacian_kernel, dict(bandwidth=torch.ones(3)), ValueError, r'\(1, 2, 1, 1\), got .*3,'),
-    (ops.laplacian_kernel, dict(backend='triton'), ValueError, "got 'triton'"),
-    (ops.laplacian_kernel, dict(q=Q[:0].int(), k=Q[:0].int()), TypeError, 'int32'),
-    (ops.gaussian_kernel, dict(bandwidth=1e-20), ValueError, 'got 1e-20'),
-    (ops.cholesky_inverse, dict(mat=torch.ones(2, 0, 0)), ValueError, r'\(2, 0, 0\)'),
-    (ops.newton_schulz_inverse, dict(start_scale=torch.ones(4)), ValueError, r'to \(\), .*\(4,\)'),
-    (ops.newton_schulz_inverse, dict(start_scale=0.1, start=EYE), ValueError, 'two starts'),
-    (ops.newton_schulz_inverse, dict(start=EYE, backend='native'), RuntimeError, 'use start_scale'),
-    (ops.nystrom_attention, dict(kernel='cauchy'), ValueError, "'laplacian', 'gaussian'.*'cauchy'"),
-    (ops.nystrom_attention, dict(rotary_form='whole'), ValueError, "'half', 'pairs'.*got 'whole'"),
-    (ops.nystrom_attention, dict(rotary=torch.ones(2, 3, 6)), ValueError, '4 channels have no 3 p'),
-    (ops.nystrom_attention, dict(v=[1.0]), TypeError, 'v .*list'),
-    (ops.nystrom_attention, dict(scale=2.0), TypeError, 'scale .*got float'),
-    (ops.nystrom_attention, dict(k=Q[:, :, :5], v=Q[:, :, :5]), ValueError, '6 queries and 5 keys'),
-    (ops.nystrom_attention, dict(bandwidth=ONE), TypeError, 'got a tensor'),
-    (ops.pooled_landmarks, dict(ratio=2), ValueError, r'cells \(\(1, 2\)\) and ratio \(2\)'),
-    (ops.pooled_landmarks, dict(cells=(HUGE, 4)), RuntimeError, f'got {HUGE} x 4'),
-    (ops.linear_attention, dict(numerator=(Q, None)), ValueError, 'both of its tensors, got one'),
-    (ops.linear_attention, dict(features='exp'), ValueError, "'none', 'relu', 'elu_plus_one'.*exp"),
-    (ops.linear_attention, dict(q=Q[..., :3], k=Q[..., :3], streams=2), ValueError, 'even number'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('op', 'change', 'error', 'quoted'),
+    [
+        (ops.laplacian_kernel, dict(bandwidth='4'), TypeError, "got '4' of type str"),
+        (
+            ops.laplacian_kernel,
+            dict(bandwidth=torch.tensor(4)),
+            TypeError,
+            'bandwidth .*torch.int64',
+        ),
+        (
+            ops.laplacian_kernel,
+            dict(bandwidth=torch.ones(3)),
+            ValueError,
+            r'\(1, 2, 1, 1\), got .*3,',
+        ),
+        (ops.laplacian_kernel, dict(backend='triton'), ValueError, "got 'triton'"),
+        (ops.laplacian_kernel, dict(q=Q[:0].int(), k=Q[:0].int()), TypeError, 'int32'),
+        (ops.gaussian_kernel, dict(bandwidth=1e-20), ValueError, 'got 1e-20'),
+        (ops.cholesky_inverse, dict(mat=torch.ones(2, 0, 0)), ValueError, r'\(2, 0, 0\)'),
+        (
+            ops.newton_schulz_inverse,
+            dict(start_scale=torch.ones(4)),
+            ValueError,
+            r'to \(\), .*\(4,\)',
+        ),
+        (ops.newton_schulz_inverse, dict(start_scale=0.1, start=EYE), ValueError, 'two starts'),
+        (
+            ops.newton_schulz_inverse,
+            dict(start=EYE, backend='native'),
+            RuntimeError,
+            'use start_scale',
+        ),
+        (
+            ops.nystrom_attention,
+            dict(kernel='cauchy'),
+            ValueError,
+            "'laplacian', 'gaussian'.*'cauchy'",
+        ),
+        (
+            ops.nystrom_attention,
+            dict(rotary_form='whole'),
+            ValueError,
+            "'half', 'pairs'.*got 'whole'",
+        ),
+        (
+            ops.nystrom_attention,
+            dict(rotary=torch.ones(2, 3, 6)),
+            ValueError,
+            '4 channels have no 3 p',
+        ),
+        (ops.nystrom_attention, dict(v=[1.0]), TypeError, 'v .*list'),
+        (ops.nystrom_attention, dict(scale=2.0), TypeError, 'scale .*got float'),
+        (
+            ops.nystrom_attention,
+            dict(k=Q[:, :, :5], v=Q[:, :, :5]),
+            ValueError,
+            '6 queries and 5 keys',
+        ),
+        (ops.nystrom_attention, dict(bandwidth=ONE), TypeError, 'got a tensor'),
+        (ops.pooled_landmarks, dict(ratio=2), ValueError, r'cells \(\(1, 2\)\) and ratio \(2\)'),
+        (ops.pooled_landmarks, dict(cells=(HUGE, 4)), RuntimeError, f'got {HUGE} x 4'),
+        (
+            ops.linear_attention,
+            dict(numerator=(Q, None)),
+            ValueError,
+            'both of its tensors, got one',
+        ),
+        (
+            ops.linear_attention,
+            dict(features='exp'),
+            ValueError,
+            "'none', 'relu', 'elu_plus_one'.*exp",
+        ),
+        (
+            ops.linear_attention,
+            dict(q=Q[..., :3], k=Q[..., :3], streams=2),
+            ValueError,
+            'even number',
+        ),
+    ],
+)
 def test_what_fits_is_said(op, change, error, quoted):
     with pytest.raises(error, match=quoted):
         op(**dict(PUBLIC[op.__name__], **change))

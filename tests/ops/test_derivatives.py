@@ -99,7 +99,7 @@ CASES = {
     'pooled': pool(None, ratio=2),
     'pooled, half': pool('half', cells=(2, 2)),
     'pooled, pairs': pool('pairs', ratio=2),
-}  # fmt: skip
+}
 
 
 def prepared(name, backend, device):

@@ -41,10 +41,24 @@ def library(tmp_path_factory):
     libraries = [f'-L{path}' for path in cpp_extension.library_paths()]
     abi = f'-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}'
     command = [
-        COMPILER, '-std=c++17', '-O1', '-Wall', '-Werror', '-Wno-unknown-pragmas', '-fPIC',
-        '-shared', '-pthread', abi, *folders, ROOT / 'tests/ops/native/gpu_ops_on_cpu.cpp',
-        *libraries, '-lc10', '-ltorch_cpu', '-o', library,
-    ]  # fmt: skip
+        COMPILER,
+        '-std=c++17',
+        '-O1',
+        '-Wall',
+        '-Werror',
+        '-Wno-unknown-pragmas',
+        '-fPIC',
+        '-shared',
+        '-pthread',
+        abi,
+        *folders,
+        ROOT / 'tests/ops/native/gpu_ops_on_cpu.cpp',
+        *libraries,
+        '-lc10',
+        '-ltorch_cpu',
+        '-o',
+        library,
+    ]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-4000:]
     torch.ops.load_library(str(library))
@@ -117,9 +131,14 @@ def attend(ops, inputs, table, constants, grad=None):
     return out, kept, grads
 
 
-@pytest.mark.parametrize(('case', 'by_tensor_cores'), [
-    *((case, False) for case in ATTENTIONS), ('large tiles', True), ('halves', True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('case', 'by_tensor_cores'),
+    [
+        *((case, False) for case in ATTENTIONS),
+        ('large tiles', True),
+        ('halves', True),
+    ],
+)
 def test_attention_for_gpus_has_the_values_and_gradients_of_the_reference(
     ops, case, by_tensor_cores
 ):
@@ -138,9 +157,15 @@ def test_attention_for_gpus_has_the_values_and_gradients_of_the_reference(
     assert_like(nystrom_attention_reference, inputs, arguments, out, gradients, grad)
 
 
-@pytest.mark.parametrize(('dtype', 'whitening_eps'), [
-    (torch.float32, 1e-5), (torch.float32, None), (torch.float16, 1e-5), (torch.bfloat16, 1e-5),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('dtype', 'whitening_eps'),
+    [
+        (torch.float32, 1e-5),
+        (torch.float32, None),
+        (torch.float16, 1e-5),
+        (torch.bfloat16, 1e-5),
+    ],
+)
 def test_tensor_cores_are_as_accurate_as_fp32(ops, dtype, whitening_eps):
     (*tokens, landmarks, _, scale), _ = attention_inputs((1, 1, 64, 45, 33, 12), 0, dtype)
     landmarks = landmarks.double()
@@ -203,9 +228,14 @@ LINEAR = {
 }
 
 
-@pytest.mark.parametrize(('case', 'by_tensor_cores'), [
-    *((case, False) for case in LINEAR), ('large tiles', True), ('halves', True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('case', 'by_tensor_cores'),
+    [
+        *((case, False) for case in LINEAR),
+        ('large tiles', True),
+        ('halves', True),
+    ],
+)
 def test_linear_attention_for_gpus_has_the_values_and_gradients_of_the_reference(
     ops, case, by_tensor_cores
 ):
@@ -215,8 +245,10 @@ def test_linear_attention_for_gpus_has_the_values_and_gradients_of_the_reference
     sizes = [(queries, width), (keys, width), (keys, dims), (queries, width), (keys, width)]
     # Of one sign if they are features already, so that no normaliser is near zero.
     make = torch.rand if constants[0] == 'none' else torch.randn
-    inputs = [make(batch, n, heads, c, dtype=torch.float64).transpose(1, 2).to(dtype)
-              for n, c in sizes[: 5 if top else 3]]  # fmt: skip
+    inputs = [
+        make(batch, n, heads, c, dtype=torch.float64).transpose(1, 2).to(dtype)
+        for n, c in sizes[: 5 if top else 3]
+    ]
     none = [None] * (5 - len(inputs))
     grad = torch.randn_like(inputs[2][:, :, :1].expand(-1, -1, queries, -1))
 
@@ -260,11 +292,38 @@ def test_the_op_with_landmarks_and_inverse_is_the_composition(ops, case):
 
 # Views, memory, and what calls others that are counted. The rest is taken for one launch each.
 NO_LAUNCH = {
-    'contiguous', 'conv2d', 'convolution', 'dropout', 'empty', 'empty_strided', 'expand', 'flatten',
-    'linear', 'narrow', 'new_ones', 'permute', 'reshape', '_reshape_alias', 'resolve_conj', 'split',
-    'split_with_sizes', 'squeeze', 't', 'to', '_to_copy', 'transpose', 'unsqueeze', 'view',
-    'as_strided', 'alias', 'detach', 'select', 'slice', 'zeros', 'full',
-}  # fmt: skip
+    'contiguous',
+    'conv2d',
+    'convolution',
+    'dropout',
+    'empty',
+    'empty_strided',
+    'expand',
+    'flatten',
+    'linear',
+    'narrow',
+    'new_ones',
+    'permute',
+    'reshape',
+    '_reshape_alias',
+    'resolve_conj',
+    'split',
+    'split_with_sizes',
+    'squeeze',
+    't',
+    'to',
+    '_to_copy',
+    'transpose',
+    'unsqueeze',
+    'view',
+    'as_strided',
+    'alias',
+    'detach',
+    'select',
+    'slice',
+    'zeros',
+    'full',
+}
 
 
 def launches(ops, run):

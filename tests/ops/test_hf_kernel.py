@@ -62,10 +62,13 @@ def test_results_and_gradients_are_those_of_mmlaplace(kernel):
 CUDA = b'mmlaplace built for cuda=13.0;mmlaplace built for arches=800,900;'
 
 
-@pytest.mark.parametrize(('start', 'end', 'name', 'backend'), [
-    (b'', CUDA, r'cu130-\w+-\w+', {'type': 'cuda', 'archs': ['8.0', '9.0+PTX']}),
-    (b'\xcf\xfa\xed\xfe', b'', 'cpu-(x86_64|aarch64)-darwin', {'type': 'cpu'}),  # Mach-O
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('start', 'end', 'name', 'backend'),
+    [
+        (b'', CUDA, r'cu130-\w+-\w+', {'type': 'cuda', 'archs': ['8.0', '9.0+PTX']}),
+        (b'\xcf\xfa\xed\xfe', b'', 'cpu-(x86_64|aarch64)-darwin', {'type': 'cpu'}),  # Mach-O
+    ],
+)
 def test_a_library_becomes_a_variant_for_its_cuda_or_system(tmp_path, start, end, name, backend):
     library = tmp_path / '_C.abi3.so'
     library.write_bytes(start + (ROOT / tool.LIBRARY).read_bytes()[len(start) :] + end)

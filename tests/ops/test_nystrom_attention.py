@@ -56,9 +56,18 @@ def case(name, dtype=torch.float64, device='cpu'):
 
 
 def formula(
-    q, k, v, landmarks, inverse, scale, bandwidth, kernel, whitening_eps=None, rotary=None,
+    q,
+    k,
+    v,
+    landmarks,
+    inverse,
+    scale,
+    bandwidth,
+    kernel,
+    whitening_eps=None,
+    rotary=None,
     rotary_form='half',
-):  # fmt: skip
+):
     """With the N x n matrix written out, its columns whitened by their own mean and variance."""
 
     def k_of(x, y):
@@ -91,10 +100,13 @@ HALVES = (torch.float32, torch.float16, torch.bfloat16)
 BOUNDS |= {dtype: torch.finfo(dtype).eps + 1e-4 for dtype in HALVES}
 
 
-@pytest.mark.parametrize(('name', 'dtype'), [
-    *((name, torch.float64) for name in CASES),
-    *((name, dtype) for name in ('odd', 'three-parts', 'one-landmark') for dtype in HALVES),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('name', 'dtype'),
+    [
+        *((name, torch.float64) for name in CASES),
+        *((name, dtype) for name in ('odd', 'three-parts', 'one-landmark') for dtype in HALVES),
+    ],
+)
 def test_values_and_gradients_are_those_of_the_dense_formula(op, name, dtype, device):
     """Halves are read as such, and summed in fp32."""
     tensors, options = case(name, device=device)
@@ -102,8 +114,10 @@ def test_values_and_gradients_are_those_of_the_dense_formula(op, name, dtype, de
     tensors = [t.to(dtype if index < 3 else wide) for index, t in enumerate(tensors)]
     assert_formula(
         lambda *tensors: attend(op, tensors, options),
-        lambda *tensors: formula(*tensors, **options), tensors, BOUNDS,
-    )  # fmt: skip
+        lambda *tensors: formula(*tensors, **options),
+        tensors,
+        BOUNDS,
+    )
 
 
 # The last of six parts is empty; the kernel of a head is more than is kept between passes.

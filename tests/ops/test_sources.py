@@ -51,19 +51,43 @@ def test_a_library_of_the_stable_abi_needs_no_class_of_torch():
 
 @pytest.mark.sanitizer
 @needs_compiler
-@pytest.mark.parametrize('op', [
-    'kernels', 'inverses', 'nystrom_attention', 'pooled_landmarks', 'linear_attention',
-    'tensor_cores',
-])  # fmt: skip
-@pytest.mark.parametrize(('sanitizer', 'cases'), [
-    ('address,undefined', 'all'),  # indices, alignment, overflow
-    ('thread', 'few'),  # a missing __syncthreads is a data race
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'op',
+    [
+        'kernels',
+        'inverses',
+        'nystrom_attention',
+        'pooled_landmarks',
+        'linear_attention',
+        'tensor_cores',
+    ],
+)
+@pytest.mark.parametrize(
+    ('sanitizer', 'cases'),
+    [
+        ('address,undefined', 'all'),  # indices, alignment, overflow
+        ('thread', 'few'),  # a missing __syncthreads is a data race
+    ],
+)
 def test_cuda_kernels_run_right_on_a_cpu(op, sanitizer, cases, tmp_path):
     program = tmp_path / op
-    run([COMPILER, '-std=c++17', '-O0', '-g', '-Wall', '-Werror', '-Wno-unknown-pragmas',
-         '-pthread', f'-fsanitize={sanitizer}', '-fno-sanitize-recover=all',
-         ROOT / f'tests/ops/native/cuda_{op}_test.cpp', '-o', program])  # fmt: skip
+    run(
+        [
+            COMPILER,
+            '-std=c++17',
+            '-O0',
+            '-g',
+            '-Wall',
+            '-Werror',
+            '-Wno-unknown-pragmas',
+            '-pthread',
+            f'-fsanitize={sanitizer}',
+            '-fno-sanitize-recover=all',
+            ROOT / f'tests/ops/native/cuda_{op}_test.cpp',
+            '-o',
+            program,
+        ]
+    )
     assert 'all checks passed' in run([program, cases], TSAN_OPTIONS='halt_on_error=1')
 
 
@@ -72,12 +96,26 @@ def test_cuda_kernels_run_right_on_a_cpu(op, sanitizer, cases, tmp_path):
 def test_cpu_ops_pass_under_address_and_undefined_behaviour_sanitizers(tmp_path):
     """The op tests again, with a library built by MMLAPLACE_SANITIZE=1."""
     # The sanitizer looks for libstdc++ when it starts, and torch 2.1 throws while it is loaded.
-    preload = [run([COMPILER, f'-print-file-name={library}.so']).strip()
-               for library in ('libasan', 'libstdc++')]  # fmt: skip
+    preload = [
+        run([COMPILER, f'-print-file-name={library}.so']).strip()
+        for library in ('libasan', 'libstdc++')
+    ]
     if not all(map(os.path.isabs, preload)):
         pytest.skip(f'{COMPILER} has no AddressSanitizer library to load into Python')
-    run([sys.executable, 'setup.py', '-q', 'build_ext', '--build-temp', tmp_path / 'objects',
-         '--build-lib', tmp_path], MMLAPLACE_SANITIZE='1', FORCE_CUDA='0')  # fmt: skip
+    run(
+        [
+            sys.executable,
+            'setup.py',
+            '-q',
+            'build_ext',
+            '--build-temp',
+            tmp_path / 'objects',
+            '--build-lib',
+            tmp_path,
+        ],
+        MMLAPLACE_SANITIZE='1',
+        FORCE_CUDA='0',
+    )
     (library,) = tmp_path.glob('mmlaplace/_C*.so')
     # The package as it is, with the instrumented library in place of its own.
     package = tmp_path / 'site' / 'mmlaplace'
@@ -87,15 +125,38 @@ def test_cpu_ops_pass_under_address_and_undefined_behaviour_sanitizers(tmp_path)
     shutil.copy(library, package)
     shutil.copytree(ROOT / 'tests', tmp_path / 'site' / 'tests')
     output = run(
-        [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-x',
-         '--rootdir', tmp_path / 'site',
-         *(tmp_path / f'site/tests/ops/test_{name}.py'
-           for name in ('contracts', 'layouts', 'kernels', 'inverse', 'nystrom_attention',
-                        'pooled_landmarks', 'linear_attention', 'fused')),
-         '-m', 'not slow',
-         '-k', '(native-cpu or fused) and not threads and not thousand'],
-        PYTHONPATH=str(tmp_path / 'site'), LD_PRELOAD=' '.join(preload),
+        [
+            sys.executable,
+            '-m',
+            'pytest',
+            '-q',
+            '-p',
+            'no:cacheprovider',
+            '-x',
+            '--rootdir',
+            tmp_path / 'site',
+            *(
+                tmp_path / f'site/tests/ops/test_{name}.py'
+                for name in (
+                    'contracts',
+                    'layouts',
+                    'kernels',
+                    'inverse',
+                    'nystrom_attention',
+                    'pooled_landmarks',
+                    'linear_attention',
+                    'fused',
+                )
+            ),
+            '-m',
+            'not slow',
+            '-k',
+            '(native-cpu or fused) and not threads and not thousand',
+        ],
+        PYTHONPATH=str(tmp_path / 'site'),
+        LD_PRELOAD=' '.join(preload),
         # Python itself keeps memory until it ends; ODR: torch defines some of its globals twice.
-        ASAN_OPTIONS='detect_leaks=0:detect_odr_violation=0', UBSAN_OPTIONS='print_stacktrace=1',
-    )  # fmt: skip
+        ASAN_OPTIONS='detect_leaks=0:detect_odr_violation=0',
+        UBSAN_OPTIONS='print_stacktrace=1',
+    )
     assert ' passed' in output

@@ -29,15 +29,19 @@ def parser() -> ToolParser:
     return tool
 
 
-@pytest.mark.parametrize(('words', 'said'), [
-    ('--out {0}/kept', '{0}/kept is there already; --force replaces it'),
-    ('--out {0} --force', '{0} is a folder'),
-    ('--out {0}/kept/in/it.json', 'as {0}/kept is a file'),
-    ('--picture {0}/a.xyz', 'a.xyz must end with one of .jpeg, .jpg, .pdf, .png'),
-    ('--pictures a.png', 'unrecognized arguments: --pictures a.png; see --help'),
-    ('--jobs 0', 'at least 1, got 0'), ('--device cuda', 'no GPU'),
-    ('--device gpu', '--device gpu does not work here'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('words', 'said'),
+    [
+        ('--out {0}/kept', '{0}/kept is there already; --force replaces it'),
+        ('--out {0} --force', '{0} is a folder'),
+        ('--out {0}/kept/in/it.json', 'as {0}/kept is a file'),
+        ('--picture {0}/a.xyz', 'a.xyz must end with one of .jpeg, .jpg, .pdf, .png'),
+        ('--pictures a.png', 'unrecognized arguments: --pictures a.png; see --help'),
+        ('--jobs 0', 'at least 1, got 0'),
+        ('--device cuda', 'no GPU'),
+        ('--device gpu', '--device gpu does not work here'),
+    ],
+)
 def test_a_wrong_argument_is_one_sentence(words, said, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
     (tmp_path / 'kept').touch()
@@ -68,9 +72,11 @@ def test_a_folder_for_data_that_is_a_file_is_one_sentence(tool, tmp_path):
 def test_a_file_that_is_no_json_of_the_tool_is_one_sentence(tmp_path):
     path = tmp_path / 'a.json'
     for content, said in (
-        (None, 'cannot be read as JSON'), ('{"a": ', 'cannot be read as JSON'),
-        ('{"costs": []}', r"has no \['results'.*of another tool"), ('3', r"has no \['results'"),
-    ):  # fmt: skip
+        (None, 'cannot be read as JSON'),
+        ('{"a": ', 'cannot be read as JSON'),
+        ('{"costs": []}', r"has no \['results'.*of another tool"),
+        ('3', r"has no \['results'"),
+    ):
         if content:
             path.write_text(content)
         with pytest.raises(SystemExit, match=f'{path} {said}'):
@@ -98,15 +104,18 @@ MICRO = micro_config('laplacianformer')
 WEIGHTS = ('none.pth',)
 
 
-@pytest.mark.parametrize(('tool', 'arguments', 'missing'), [
-    ('analysis_tools/get_flops.py', (), 'model'),
-    ('analysis_tools/measure_model.py', (), 'model.backbone'),
-    ('deployment/export.py', WEIGHTS, 'default_scope'),
-    ('linearize.py', (*WEIGHTS, '--attention', 'FLattenAttention'), 'train_dataloader'),
-    ('visualization/vis_predictions.py', WEIGHTS, 'visualizer'),
-    ('visualization/vis_predictions.py', WEIGHTS, 'test_dataloader.dataset'),
-    ('visualization/vis_cam.py', WEIGHTS, 'default_scope'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('tool', 'arguments', 'missing'),
+    [
+        ('analysis_tools/get_flops.py', (), 'model'),
+        ('analysis_tools/measure_model.py', (), 'model.backbone'),
+        ('deployment/export.py', WEIGHTS, 'default_scope'),
+        ('linearize.py', (*WEIGHTS, '--attention', 'FLattenAttention'), 'train_dataloader'),
+        ('visualization/vis_predictions.py', WEIGHTS, 'visualizer'),
+        ('visualization/vis_predictions.py', WEIGHTS, 'test_dataloader.dataset'),
+        ('visualization/vis_cam.py', WEIGHTS, 'default_scope'),
+    ],
+)
 def test_a_config_that_lacks_what_a_tool_reads_is_one_sentence(tool, arguments, missing, tmp_path):
     cfg = Config.fromfile(MICRO).to_dict()
     folder, _, key = missing.rpartition('.')

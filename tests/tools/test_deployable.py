@@ -30,12 +30,20 @@ def compare(form, size=(96, 128)) -> tuple:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('name', 'changes'), [
-    ('polaformer-swin', {}), ('retinanet', {}), ('mask-rcnn', {}), ('upernet', {}),
-    ('mask-rcnn', {'roi_head.mask_head.class_agnostic': False,
-                   'test_cfg.rcnn.nms.class_agnostic': True}),
-    ('semantic-fpn', {'decode_head.align_corners': True}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('name', 'changes'),
+    [
+        ('polaformer-swin', {}),
+        ('retinanet', {}),
+        ('mask-rcnn', {}),
+        ('upernet', {}),
+        (
+            'mask-rcnn',
+            {'roi_head.mask_head.class_agnostic': False, 'test_cfg.rcnn.nms.class_agnostic': True},
+        ),
+        ('semantic-fpn', {'decode_head.align_corners': True}),
+    ],
+)
 def test_the_form_that_is_exported_predicts_what_the_toolbox_does(name, changes, monkeypatch):
     cfg = quick_config(name)
     cfg.merge_from_dict({f'model.{key}': value for key, value in changes.items()})
@@ -125,10 +133,16 @@ def segmentor(tmp_path):
     graph = helper.make_graph([node], 'graph', [images], [logits])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 18)], ir_version=9)
     about = dict(
-        task='segmentation', outputs=['logits'], batch=1, size=None, multiple=1,
-        align_corners=False, pipeline=[], color='color',
+        task='segmentation',
+        outputs=['logits'],
+        batch=1,
+        size=None,
+        multiple=1,
+        align_corners=False,
+        pipeline=[],
+        color='color',
         pad=dict(multiple=1, size=None, value=[0, 0, 0]),
-    )  # fmt: skip
+    )
     entry = model.metadata_props.add()
     entry.key, entry.value = 'mmlaplace', json.dumps(about)
     onnx.save(model, tmp_path / 'segmentor.onnx')

@@ -21,8 +21,9 @@ CONFIGS = {
         bbox_head=dict(in_channels=32, feat_channels=32),
     ),
     'classification/laplacianformer/laplacianformer-tiny_8xb128_in1k.py': dict(
-        head=dict(in_channels=128)),
-}  # fmt: skip
+        head=dict(in_channels=128)
+    ),
+}
 
 
 @pytest.fixture(scope='module')

@@ -78,12 +78,23 @@ def test_a_package_of_aotinductor_runs_from_cpp(exported, tmp_path):
     include, library = (f'{torch.__path__[0]}/{name}' for name in ('include', 'lib'))
     program = tmp_path / 'aoti_classify'
     subprocess.run(
-        ['g++', '-std=c++17', FOLDER / 'aoti_classify.cpp', '-o', program,
-         f'-I{include}', f'-I{include}/torch/csrc/api/include', f'-L{library}',
-         f'-Wl,-rpath,{library}', '-ltorch', '-ltorch_cpu', '-lc10',
-         f'-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}'],
+        [
+            'g++',
+            '-std=c++17',
+            FOLDER / 'aoti_classify.cpp',
+            '-o',
+            program,
+            f'-I{include}',
+            f'-I{include}/torch/csrc/api/include',
+            f'-L{library}',
+            f'-Wl,-rpath,{library}',
+            '-ltorch',
+            '-ltorch_cpu',
+            '-lc10',
+            f'-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}',
+        ],
         check=True,
-    )  # fmt: skip
+    )
     photo = verification.photographs((48, 48))[0].byte().float()
     given, image = tmp_path / 'photo.png', tmp_path / 'photo.ppm'
     Image.fromarray(photo[0].permute(1, 2, 0).byte().numpy()).save(given)
@@ -99,11 +110,14 @@ def test_a_package_of_aotinductor_runs_from_cpp(exported, tmp_path):
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize(('name', 'size', 'seen'), [
-    ('polaformer-pvt', (48, 48), '48 x 48'),
-    ('semantic-fpn', (90, 120), '90 x 120'),  # which is padded to 96 x 128
-    ('retinanet', (120, 160), '192 x 256'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('name', 'size', 'seen'),
+    [
+        ('polaformer-pvt', (48, 48), '48 x 48'),
+        ('semantic-fpn', (90, 120), '90 x 120'),  # which is padded to 96 x 128
+        ('retinanet', (120, 160), '192 x 256'),
+    ],
+)
 def test_a_model_of_each_task_becomes_onnx_with_its_selection(name, size, seen, exported, tmp_path):
     """And run_onnx.py predicts with it what the toolbox's inferencer does."""
     task, path, noise = deployable(build(name)).task, exported(name, 'onnx'), []
@@ -130,9 +144,19 @@ def test_the_tool_writes_verifies_and_times_a_file_for_one_size(tmp_path):
     name, weights, out = 'polaformer-pvt', tmp_path / 'weights.pth', tmp_path / 'model.onnx'
     torch.save(dict(state_dict=build(name).state_dict()), weights)
     output_of(
-        TOOL, micro_config(name), weights, '--fp16', '--out', out, '--verify', '--benchmark',
-        '--rounds', 1, '--report', tmp_path / 'report.json',
-    )  # fmt: skip
+        TOOL,
+        micro_config(name),
+        weights,
+        '--fp16',
+        '--out',
+        out,
+        '--verify',
+        '--benchmark',
+        '--rounds',
+        1,
+        '--report',
+        tmp_path / 'report.json',
+    )
     report = json.loads((tmp_path / 'report.json').read_text())
     assert report['differences'][0]['size'] == [48, 48]
     assert report['deployed']['images'] == 3 and not report['deployed']['beyond_tolerance']
@@ -150,9 +174,20 @@ def test_int8_takes_less_room_and_keeps_the_order_of_classes(exported, noise_ima
     data = [f'{name}_dataloader.dataset.data_root={tmp_path}' for name in ('train', 'test')]
     out, report = tmp_path / 'int8.onnx', tmp_path / 'int8.json'
     output_of(
-        QUANTIZE, path, micro_config('polaformer-pvt'), '--out', out, '--report', report,
-        '--max-loss', 100, '--rounds', 1, '--cfg-options', *data,
-    )  # fmt: skip
+        QUANTIZE,
+        path,
+        micro_config('polaformer-pvt'),
+        '--out',
+        out,
+        '--report',
+        report,
+        '--max-loss',
+        100,
+        '--rounds',
+        1,
+        '--cfg-options',
+        *data,
+    )
     found = json.loads(report.read_text())
     assert found['images'] == 6
     assert found['megabytes']['int8'] < 0.5 * found['megabytes']['fp32']
@@ -229,10 +264,14 @@ def test_small_images_are_captured_and_verified_at_sizes_that_a_dynamic_file_tak
     assert verification.sizes_to_verify((28, 32), 1, False) == [(28, 32)]
 
 
-@pytest.mark.parametrize(('name', 'message'), [
-    ('none.onnx', 'there is no file .*export.py makes it'), ('a.bin', 'must end with one of'),
-    ('cut.onnx', 'cannot be read as ONNX'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('name', 'message'),
+    [
+        ('none.onnx', 'there is no file .*export.py makes it'),
+        ('a.bin', 'must end with one of'),
+        ('cut.onnx', 'cannot be read as ONNX'),
+    ],
+)
 def test_what_is_no_exported_file_is_one_sentence(tmp_path, name, message):
     pytest.importorskip('onnxruntime')
     (tmp_path / 'a.bin').write_bytes(b'abc')

@@ -41,9 +41,14 @@ def runner_of(tmp_path, save=Path.touch, **options) -> tuple:
 
     there = []
     return there, SimpleNamespace(
-        work_dir=str(tmp_path), epoch=1, iter=8, max_epochs=4, logger=logging.getLogger('quiet'),
-        message_hub=MessageHub(f'of {tmp_path}'), save_checkpoint=save_checkpoint,
-    )  # fmt: skip
+        work_dir=str(tmp_path),
+        epoch=1,
+        iter=8,
+        max_epochs=4,
+        logger=logging.getLogger('quiet'),
+        message_hub=MessageHub(f'of {tmp_path}'),
+        save_checkpoint=save_checkpoint,
+    )
 
 
 def names(folder) -> list:
@@ -56,8 +61,9 @@ def test_what_a_killed_run_left_half_written_goes_but_not_of_a_running_one(tmp_p
     for name, folder, age in (
         ('epoch_3.pth', 'epoch_3.pth.killed.partial', 3700),
         ('epoch_3.pth', 'epoch_3.pth.running.partial', 0),
-        (best, f'{best[:40]}.killed.partial', 3700), (best, 'copies.partial', 3700),
-    ):  # fmt: skip
+        (best, f'{best[:40]}.killed.partial', 3700),
+        (best, 'copies.partial', 3700),
+    ):
         file = tmp_path / folder / name
         file.parent.mkdir()
         file.touch()

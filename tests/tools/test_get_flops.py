@@ -61,15 +61,23 @@ def test_every_part_keeps_its_mode_also_after_an_error(width):
 
 
 # A few FLOPs an element. They are no multiply-accumulates for us.
-NO_PRODUCTS = {'batch_norm', 'group_norm', 'layer_norm', 'adaptive_avg_pool2d',
-               'upsample_bilinear2d', 'upsample_nearest2d'}  # fmt: skip
+NO_PRODUCTS = {
+    'batch_norm',
+    'group_norm',
+    'layer_norm',
+    'adaptive_avg_pool2d',
+    'upsample_bilinear2d',
+    'upsample_nearest2d',
+}
 # A trace convolves with the filters of an image tap by tap, which is no product to mmengine.
 OF_TAPS = {'TTTAttention'}
 # A trace takes the form for maps of any size, and convolves with computed filters tap by tap.
 IN_A_TRACE = dict(
-    InLineAttention=dict(lepe_kernel=0), BasedAttention=dict(form='linear'),
-    TaylorShiftAttention=dict(form='linear'), ReformerAttention=dict(form='chunks'),
-)  # fmt: skip
+    InLineAttention=dict(lepe_kernel=0),
+    BasedAttention=dict(form='linear'),
+    TaylorShiftAttention=dict(form='linear'),
+    ReformerAttention=dict(form='chunks'),
+)
 
 
 @pytest.mark.parametrize('name', sorted({*registered(BaseAttention)} - OF_TAPS))
@@ -117,19 +125,23 @@ def test_the_tool_prints_ours_beside_the_published():
     larger = output_of(tool, tiny, '--image-size', 448, '--attn-cfg', 'num_landmarks=4')
     for text, name, figures in (
         (printed, tiny, ('12.06 M', '12.1 M', '2.06 G', '2.10 G', '2.30 G', '4.60 G')),
-        (printed, softpp.stem, ('13.07 M', '13.0 M')), (printed, 'efficientvit-b0', ('3.41 M',)),
+        (printed, softpp.stem, ('13.07 M', '13.0 M')),
+        (printed, 'efficientvit-b0', ('3.41 M',)),
         (larger, tiny, ('8.23 G',)),
-    ):  # fmt: skip
+    ):
         (row,) = [line for line in text.splitlines() if name.split('_')[0] in line]
         assert all(figure in row for figure in figures), row
     assert '2.10 G' not in larger
 
 
-@pytest.mark.parametrize(('name', 'message'), [
-    ('soft-tiny-exact_32xb32_in1k', 'one for each stage'),
-    ('mask-rcnn_agent-swin-tiny_fpn_ms-1x_coco', 'one for each stage'),
-    (str(CONFIGS / 'lra/text/text_pola.py'), r'measure_model\.py counts it'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('name', 'message'),
+    [
+        ('soft-tiny-exact_32xb32_in1k', 'one for each stage'),
+        ('mask-rcnn_agent-swin-tiny_fpn_ms-1x_coco', 'one for each stage'),
+        (str(CONFIGS / 'lra/text/text_pola.py'), r'measure_model\.py counts it'),
+    ],
+)
 def test_what_cannot_be_changed_or_counted_is_told(name, message):
     known = {model.name: model for model in read_models()}.get(name)
     with pytest.raises(ValueError, match=message):
@@ -188,11 +200,14 @@ def test_averaged_weights_take_as_much_as_the_weights(name, copies):
     assert estimate_memory.estimate(name, 2, (64, 64))['states'] == copies * weights
 
 
-@pytest.mark.parametrize(('step', 'size'), [
-    (dict(type='Resize', scale=(96, 48)), (48, 96)),  # transforms have width and height
-    (dict(type='CenterCrop', crop_size=(96, 48)), (48, 96)),
-    (dict(type='CenterCrop', crop_size=224), (224, 224)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('step', 'size'),
+    [
+        (dict(type='Resize', scale=(96, 48)), (48, 96)),  # transforms have width and height
+        (dict(type='CenterCrop', crop_size=(96, 48)), (48, 96)),
+        (dict(type='CenterCrop', crop_size=224), (224, 224)),
+    ],
+)
 def test_the_size_of_a_test_image_is_its_height_and_width(step, size):
     loader = dict(dataset=dict(pipeline=[dict(type='LoadImageFromFile'), step]))
     model = dict(backbone=dict(type='LaplacianFormer'))

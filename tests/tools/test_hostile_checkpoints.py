@@ -235,9 +235,10 @@ def test_no_tool_begins_otherwise():
 
 
 SCHEDULES = [
-    dict(type='MultiStepLR', milestones=[8, 11]), dict(type='OneCycleLR', eta_max=0.1,
-    total_steps=9), dict(type='CosineAnnealingLR', T_max=3),
-]  # fmt: skip
+    dict(type='MultiStepLR', milestones=[8, 11]),
+    dict(type='OneCycleLR', eta_max=0.1, total_steps=9),
+    dict(type='CosineAnnealingLR', T_max=3),
+]
 
 
 def test_all_that_a_run_writes_is_read_as_it_was(refusing, tmp_path, monkeypatch):
@@ -279,12 +280,15 @@ def test_a_text_that_mmengine_would_run_is_left_out(refusing, tmp_path):
     assert read['meta'] == dict(epoch=1)
 
 
-@pytest.mark.parametrize(('pickled', 'message'), [
-    (b'cmmengine.logging.history_buffer\nHistoryBuffer\n', '__setstate__'),
-    (b'ccollections\nCounter\n', 'sets attributes of Counter'),
-    (b'cnumpy\nndarray\n', '__setstate__'),
-    (b'ccollections\ndeque\n', "immutable type 'collections.deque'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('pickled', 'message'),
+    [
+        (b'cmmengine.logging.history_buffer\nHistoryBuffer\n', '__setstate__'),
+        (b'ccollections\nCounter\n', 'sets attributes of Counter'),
+        (b'cnumpy\nndarray\n', '__setstate__'),
+        (b'ccollections\ndeque\n', "immutable type 'collections.deque'"),
+    ],
+)
 def test_a_pickle_cannot_change_a_class(pickled, message, refusing, tmp_path):
     """A state of (None, dict) sets attributes of what it is given to."""
     (tmp_path / 'a.pth').write_bytes(b'\x80\x02' + pickled + b'N}U\x03popK\x01s\x86b.')

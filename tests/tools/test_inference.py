@@ -20,22 +20,31 @@ sys.meta_path.insert(0, Blocked())
 config, checkpoint, image = sys.argv[1:]
 """
 CASES = {
-    'mmpretrain': ('laplacianformer', """
+    'mmpretrain': (
+        'laplacianformer',
+        """
 from mmpretrain import ImageClassificationInferencer
 result, = ImageClassificationInferencer(config, pretrained=checkpoint, device='cpu')(image)
 assert 0 <= result['pred_label'] < 10
-"""),
-    'mmdet': ('mask-rcnn', """
+""",
+    ),
+    'mmdet': (
+        'mask-rcnn',
+        """
 from mmdet.apis import inference_detector, init_detector
 result = inference_detector(init_detector(config, checkpoint, device='cpu'), image)
 assert result.pred_instances.masks.shape[1:] == (90, 120)
-"""),
-    'mmseg': ('semantic-fpn', """
+""",
+    ),
+    'mmseg': (
+        'semantic-fpn',
+        """
 from mmseg.apis import inference_model, init_model
 result = inference_model(init_model(config, checkpoint, device='cpu'), image)
 assert result.pred_sem_seg.data.shape == (1, 90, 120)
-"""),
-}  # fmt: skip
+""",
+    ),
+}
 
 
 @pytest.mark.slow

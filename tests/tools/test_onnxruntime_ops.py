@@ -81,10 +81,14 @@ def problem(queries, marks, dims, kernel, rotary):
 
 
 @pytest.mark.build
-@pytest.mark.parametrize(('kernel', 'whitening', 'adjacent', 'rotary'), [
-    ('laplacian', 1e-5, False, True), ('laplacian', -1.0, True, True),
-    ('gaussian', 1e-5, False, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('kernel', 'whitening', 'adjacent', 'rotary'),
+    [
+        ('laplacian', 1e-5, False, True),
+        ('laplacian', -1.0, True, True),
+        ('gaussian', 1e-5, False, False),
+    ],
+)
 def test_the_attention_is_the_references(kernel, whitening, adjacent, rotary, session):
     options = dict(kernel=kernel, bandwidth=4.0)
     attributes = dict(options, whitening=whitening, adjacent=int(adjacent))
@@ -92,10 +96,11 @@ def test_the_attention_is_the_references(kernel, whitening, adjacent, rotary, se
     for sizes in ((1, 4, 8), (97, 9, 17), (1025, 3, 59)):
         inputs = problem(*sizes, kernel, rotary)
         expected = nystrom_attention_reference(
-            **dict(dict(rotary=None), **inputs), **options,
+            **dict(dict(rotary=None), **inputs),
+            **options,
             whitening_eps=whitening if whitening > 0 else None,
             rotary_form='pairs' if adjacent else 'half',
-        )  # fmt: skip
+        )
         # The operator has tokens as (B, N, heads, d).
         given = inputs | {name: inputs[name].transpose(1, 2) for name in 'qkv'}
         # The kernels of the compiled op, whose sums are in another order.

@@ -55,13 +55,16 @@ def test_shell_scripts_parse_stop_at_errors_and_have_an_example(tool):
         assert f'bash {tool.relative_to(ROOT)}' in result.stdout
 
 
-@pytest.mark.parametrize(('command', 'message'), [
-    *((f'{name}.sh', f'{name}: name a') for name in ('dist_train', 'dist_test', 'slurm_train')),
-    ('dist_test.sh c.py', "got 'c.py'"),
-    ('dist_train.sh c.py two', "must be a positive number, got 'two'"),
-    ('quickstart.sh --task tracking', "no task 'tracking'; there are: classification detec"),
-    ('setup_env.sh --set nightly', "no package set 'nightly'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('command', 'message'),
+    [
+        *((f'{name}.sh', f'{name}: name a') for name in ('dist_train', 'dist_test', 'slurm_train')),
+        ('dist_test.sh c.py', "got 'c.py'"),
+        ('dist_train.sh c.py two', "must be a positive number, got 'two'"),
+        ('quickstart.sh --task tracking', "no task 'tracking'; there are: classification detec"),
+        ('setup_env.sh --set nightly', "no package set 'nightly'"),
+    ],
+)
 def test_a_wrong_call_of_a_shell_script_says_what_there_is(command, message):
     name, *arguments = command.split()
     result = run('bash', ROOT / 'tools' / name, *arguments)
@@ -69,14 +72,21 @@ def test_a_wrong_call_of_a_shell_script_says_what_there_is(command, message):
     assert message in result.stderr and 'line' not in result.stderr
 
 
-@pytest.mark.parametrize(('name', 'words', 'text', 'message'), [
-    ('train', 'README.md --amp', '', 'name a config.*got README.md --amp. --help shows'),
-    ('train', 'none.py', '', 'there is no config none.py; check the path'),
-    ('test', 'own.py', 'model = dict()', 'own.py has no default_scope'),
-    ('train', 'own.py', 'model = dict(', r'own.py cannot be read as a config \(SyntaxError: '),
-    ('train', 'own.py', "default_scope = 'mmother'",
-     "own.py has the default_scope 'mmother'; set it to one of"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('name', 'words', 'text', 'message'),
+    [
+        ('train', 'README.md --amp', '', 'name a config.*got README.md --amp. --help shows'),
+        ('train', 'none.py', '', 'there is no config none.py; check the path'),
+        ('test', 'own.py', 'model = dict()', 'own.py has no default_scope'),
+        ('train', 'own.py', 'model = dict(', r'own.py cannot be read as a config \(SyntaxError: '),
+        (
+            'train',
+            'own.py',
+            "default_scope = 'mmother'",
+            "own.py has the default_scope 'mmother'; set it to one of",
+        ),
+    ],
+)
 def test_train_and_test_say_what_is_missing(name, words, text, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'own.py').write_text(text)
@@ -174,10 +184,15 @@ def set_up(clone, script='setup_env.sh', *arguments) -> tuple:
     calls = clone.parent / 'calls'
     calls.write_text('')
     result = run(
-        'bash', clone / 'tools' / script, *arguments,
-        CALLS=str(calls), LIBRARY=str(check.loaded_library()), REAL_PYTHON=sys.executable,
-        PYTHONPATH='', XDG_CACHE_HOME=str(clone.parent / 'cache'),
-    )  # fmt: skip
+        'bash',
+        clone / 'tools' / script,
+        *arguments,
+        CALLS=str(calls),
+        LIBRARY=str(check.loaded_library()),
+        REAL_PYTHON=sys.executable,
+        PYTHONPATH='',
+        XDG_CACHE_HOME=str(clone.parent / 'cache'),
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout, calls.read_text()
 

@@ -50,11 +50,16 @@ def mixed_from(backbone: OneBlock, prefix: int = 0) -> Mixed:
 
 
 @pytest.mark.sampled(10)
-@pytest.mark.parametrize('cfg', [
-    dict(options, type=name)
-    for name in registered(QKVAttention) if MODELS.get(name).mixes_tokens
-    for options in ({}, *MODELS.get(name).tested_options)
-], ids=lambda cfg: '-'.join(map(str, cfg.values())))  # fmt: skip
+@pytest.mark.parametrize(
+    'cfg',
+    [
+        dict(options, type=name)
+        for name in registered(QKVAttention)
+        if MODELS.get(name).mixes_tokens
+        for options in ({}, *MODELS.get(name).tested_options)
+    ],
+    ids=lambda cfg: '-'.join(map(str, cfg.values())),
+)
 def test_rows_are_the_matrix(cfg):
     """Values that are one for a key and zero for others are mixed to that key's column."""
     mixed = mixed_from(OneBlock(cfg))
@@ -155,10 +160,26 @@ def test_vis_attention_has_a_panel_for_each_query_and_matrix(tmp_path, monkeypat
     backbone = MODELS.build(Config.fromfile(LAPLACIAN).model.backbone)
     torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
     command = [
-        photo, '--model', own, tmp_path / 'weights.pth', 'ours', '--model', SOFTPP,
-        '--model', SWIN, '--points', '0.1', '0.9', '--points', '200', '20', '--stage', '1',
-        '--out', tmp_path / 'rows.png',
-    ]  # fmt: skip
+        photo,
+        '--model',
+        own,
+        tmp_path / 'weights.pth',
+        'ours',
+        '--model',
+        SOFTPP,
+        '--model',
+        SWIN,
+        '--points',
+        '0.1',
+        '0.9',
+        '--points',
+        '200',
+        '20',
+        '--stage',
+        '1',
+        '--out',
+        tmp_path / 'rows.png',
+    ]
     with mock.patch.object(vis_attention, 'mixed_by', wraps=mixed_by) as watched:
         figure = draw(vis_attention, monkeypatch, *command)
     shown = watched.call_args_list[0].args[2]
@@ -203,20 +224,35 @@ def with_random_weights(config, mini_data, folder) -> list:
     return [f'test_dataloader.dataset.data_root={data}']
 
 
-@pytest.mark.parametrize('config, arguments', [
-    (LAPLACIAN, ()),
-    (SWIN, ('--method', 'EigenCAM', '--target-layers', 2, '--target-category', 3)),
-    (RETINANET, ('--method', 'LayerCAM', '--target-layers', 2, 'neck.fpn_convs.0')),
-    (FPN, ('--method', 'LayerCAM', '--target-layers', 1)),
-], ids=lambda value: getattr(value, 'stem', None))  # fmt: skip
+@pytest.mark.parametrize(
+    'config, arguments',
+    [
+        (LAPLACIAN, ()),
+        (SWIN, ('--method', 'EigenCAM', '--target-layers', 2, '--target-category', 3)),
+        (RETINANET, ('--method', 'LayerCAM', '--target-layers', 2, 'neck.fpn_convs.0')),
+        (FPN, ('--method', 'LayerCAM', '--target-layers', 1)),
+    ],
+    ids=lambda value: getattr(value, 'stem', None),
+)
 def test_vis_cam_heats_every_image(config, arguments, mini_data, tmp_path, monkeypatch):
     monkeypatch.setattr(vis_cam, 'MIN_SCORE', 0.0)  # random weights are sure of nothing
     options = with_random_weights(config, mini_data, tmp_path)
     options += ['model.test_cfg.score_thr=0'] * (config == RETINANET)
     figure = draw(
-        vis_cam, monkeypatch, config, tmp_path / 'weights.pth', '--count', 2, '--device', 'cpu',
-        '--out', tmp_path / 'cam.png', *arguments, '--cfg-options', *options,
-    )  # fmt: skip
+        vis_cam,
+        monkeypatch,
+        config,
+        tmp_path / 'weights.pth',
+        '--count',
+        2,
+        '--device',
+        'cpu',
+        '--out',
+        tmp_path / 'cam.png',
+        *arguments,
+        '--cfg-options',
+        *options,
+    )
     assert len(figure.axes) == 4
     for left, right in zip(figure.axes[::2], figure.axes[1::2]):
         image, heated = (axis.images[0].get_array() for axis in (left, right))
@@ -243,9 +279,19 @@ def test_vis_predictions_enlarges_and_lightens_images(config, mini_data, tmp_pat
     options, means = with_random_weights(config, mini_data, tmp_path), []
     for gamma in (1, 0.5):
         figure = draw(
-            vis_predictions, monkeypatch, config, tmp_path / 'weights.pth', '--count', 2,
-            '--gamma', gamma, '--out', tmp_path / f'{gamma}.png', '--cfg-options', *options,
-        )  # fmt: skip
+            vis_predictions,
+            monkeypatch,
+            config,
+            tmp_path / 'weights.pth',
+            '--count',
+            2,
+            '--gamma',
+            gamma,
+            '--out',
+            tmp_path / f'{gamma}.png',
+            '--cfg-options',
+            *options,
+        )
         assert len(figure.axes) == 2
         pixels = figure.axes[0].images[0].get_array()
         assert pixels.shape[1] >= vis_predictions.SIDE

@@ -123,8 +123,11 @@ def main() -> None:
     parser.add_argument('--host', choices=list(HOSTS), help="default: the study's")
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--study', choices=list(STUDIES), default='textures')
-    parser.add_argument('--epochs', type=partial(at_least, 2),  # the first warms the rate up
-                        help="2 or more; default: the study's")  # fmt: skip
+    parser.add_argument(
+        '--epochs',
+        type=partial(at_least, 2),  # the first warms the rate up
+        help="2 or more; default: the study's",
+    )
     parser.add_argument('--data-root', type=Path, default=Path('data/mini'))
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/attention_training'))
     args = parser.parse_args()

@@ -98,24 +98,49 @@ def but_sizes(settings: dict) -> dict:
 def main() -> None:
     parser = ToolParser(__doc__)
     names = list(candidates())
-    parser.add_argument('--attentions', nargs='+', metavar='NAME',
-                        help='with options after a comma, such as "PolaAttention, power=3"; '
-                        f'default: all, which are {", ".join(names)}')  # fmt: skip
-    parser.add_argument('--ablations', nargs='*', choices=list(ABLATIONS), metavar='QUESTION',
-                        help='compare options of one attention instead of all attentions; default: '
-                        f'all, which are {", ".join(ABLATIONS)}')  # fmt: skip
+    parser.add_argument(
+        '--attentions',
+        nargs='+',
+        metavar='NAME',
+        help='with options after a comma, such as "PolaAttention, power=3"; '
+        f'default: all, which are {", ".join(names)}',
+    )
+    parser.add_argument(
+        '--ablations',
+        nargs='*',
+        choices=list(ABLATIONS),
+        metavar='QUESTION',
+        help='compare options of one attention instead of all attentions; default: '
+        f'all, which are {", ".join(ABLATIONS)}',
+    )
     parser.add_argument('--hosts', nargs='+', choices=list(HOSTS), help="default: the study's")
     parser.add_argument('--seeds', nargs='+', type=int, default=[0, 1, 2])
     parser.add_argument('--study', choices=list(STUDIES), default='textures')
-    parser.add_argument('--epochs', type=partial(at_least, 2),  # the first warms the rate up
-                        help="2 or more; default: the study's")  # fmt: skip
+    parser.add_argument(
+        '--epochs',
+        type=partial(at_least, 2),  # the first warms the rate up
+        help="2 or more; default: the study's",
+    )
     parser.add_argument('--no-cost', action='store_true', help='leave time and memory out')
-    parser.add_argument('--sizes', nargs='+', type=positive, default=list(SIZES),
-                        help='of images for time and memory; %(default)s')  # fmt: skip
-    parser.add_argument('--known', type=Path, metavar='JSON',
-                        help='results.json of a comparison, which is not repeated')  # fmt: skip
-    parser.add_argument('--report', type=Path, metavar='JSON',
-                        help='write tables and plots of a log, and run nothing')  # fmt: skip
+    parser.add_argument(
+        '--sizes',
+        nargs='+',
+        type=positive,
+        default=list(SIZES),
+        help='of images for time and memory; %(default)s',
+    )
+    parser.add_argument(
+        '--known',
+        type=Path,
+        metavar='JSON',
+        help='results.json of a comparison, which is not repeated',
+    )
+    parser.add_argument(
+        '--report',
+        type=Path,
+        metavar='JSON',
+        help='write tables and plots of a log, and run nothing',
+    )
     parser.add_argument('--jobs', type=positive, default=2, help='trainings at once; default: 2')
     parser.add_argument('--data-root', type=Path, default=Path('data/mini'))
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/compare_attentions'))
@@ -142,16 +167,25 @@ def main() -> None:
     folders = {name: name.replace(', ', '-') for name in args.attentions}
     trainings = [
         training_job(
-            name, host, seed, args.study, args.epochs,
-            args.work_dir / host / args.study / f'{folders[name]}_{seed}', args.data_root,
+            name,
+            host,
+            seed,
+            args.study,
+            args.epochs,
+            args.work_dir / host / args.study / f'{folders[name]}_{seed}',
+            args.data_root,
         )
-        for host in args.hosts for seed in args.seeds for name in args.attentions
-    ]  # fmt: skip
+        for host in args.hosts
+        for seed in args.seeds
+        for name in args.attentions
+    ]
     failures = run_and_show([job for job in trainings if job.settings not in done], args.jobs)
     if not args.no_cost:
         host = args.hosts[0]
-        costs = [cost_job(name, host, args.sizes, args.work_dir / host / f'cost/{folder}.json')
-                 for name, folder in folders.items()]  # fmt: skip
+        costs = [
+            cost_job(name, host, args.sizes, args.work_dir / host / f'cost/{folder}.json')
+            for name, folder in folders.items()
+        ]
         failures += run_and_show([job for job in costs if job.settings not in done], 1)
     content = collect(args.work_dir, known)
     write_json(args.work_dir / 'results.json', content)

@@ -62,9 +62,12 @@ def main() -> None:
     parser.add_argument('names', nargs='+', help='of configs, parts of them, or patterns with *')
     parser.add_argument('--batch', type=positive, help="images on a GPU; default: the config's")
     parser.add_argument(
-        '--image-size', nargs=2, type=positive, metavar=('H', 'W'),
+        '--image-size',
+        nargs=2,
+        type=positive,
+        metavar=('H', 'W'),
         help="default: the backbone's img_size, which a classifier's images have",
-    )  # fmt: skip
+    )
     parser.add_output('--out', help='write the bytes into this .json')
     args = parser.parse_args()
     names = {}

@@ -106,17 +106,27 @@ def main() -> None:
         'configs', nargs='*', metavar='CONFIG', help='a file, or a name of the model zoo'
     )
     parser.add_argument(
-        '--match', nargs='+', default=[], metavar='PART',
+        '--match',
+        nargs='+',
+        default=[],
+        metavar='PART',
         help="classifiers of the model zoo with this in their name; without CONFIG's, all",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        '--image-size', nargs='+', type=int, metavar='SIDE',
+        '--image-size',
+        nargs='+',
+        type=int,
+        metavar='SIDE',
         help="height and width, or one side of a square; default: the config's",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        '--attn-cfg', nargs='+', action=DictAction, default={}, metavar='KEY=VALUE',
+        '--attn-cfg',
+        nargs='+',
+        action=DictAction,
+        default={},
+        metavar='KEY=VALUE',
         help="change options of the config's attention",
-    )  # fmt: skip
+    )
     args = parser.parse_args()
     sides = args.image_size
     if sides and (len(sides) > 2 or min(sides) < 1):

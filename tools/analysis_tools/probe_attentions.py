@@ -47,22 +47,45 @@ def main() -> None:
     studies = read_studies()
     parser.add_argument('--list', action='store_true', help='print the probes and the studies')
     parser.add_argument('--study', choices=list(studies), default='attentions')
-    parser.add_argument('--tasks', nargs='+', default=[], metavar='PROBE',
-                        help='default: all of the study')  # fmt: skip
     parser.add_argument(
-        '--options', nargs='+', action=DictAction, metavar='KEY=VALUE',
+        '--tasks', nargs='+', default=[], metavar='PROBE', help='default: all of the study'
+    )
+    parser.add_argument(
+        '--options',
+        nargs='+',
+        action=DictAction,
+        metavar='KEY=VALUE',
         help='options of the probes, such as pairs=32 for a harder one',
-    )  # fmt: skip
-    parser.add_argument('--attentions', nargs='+', default=[], metavar='NAME',
-                        help="names or patterns, such as 'Pola*'; default: all")  # fmt: skip
+    )
+    parser.add_argument(
+        '--attentions',
+        nargs='+',
+        default=[],
+        metavar='NAME',
+        help="names or patterns, such as 'Pola*'; default: all",
+    )
     parser.add_argument('--seeds', nargs='+', type=int, default=[0])
-    parser.add_argument('--rates', nargs='+', type=float, metavar='RATE',
-                        help="learning rates; default: the study's")  # fmt: skip
+    parser.add_argument(
+        '--rates',
+        nargs='+',
+        type=float,
+        metavar='RATE',
+        help="learning rates; default: the study's",
+    )
     parser.add_argument('--quick', action='store_true', help='20 steps, which teach nothing')
-    parser.add_argument('--out', type=Path, default=Path('work_dirs/probes.jsonl'), metavar='FILE',
-                        help='results, one a line; default: %(default)s')  # fmt: skip
-    parser.add_argument('--report', type=Path, metavar='FOLDER',
-                        help='write tables and pictures of FILE, and run nothing')  # fmt: skip
+    parser.add_argument(
+        '--out',
+        type=Path,
+        default=Path('work_dirs/probes.jsonl'),
+        metavar='FILE',
+        help='results, one a line; default: %(default)s',
+    )
+    parser.add_argument(
+        '--report',
+        type=Path,
+        metavar='FOLDER',
+        help='write tables and pictures of FILE, and run nothing',
+    )
     args = parser.parse_args()
     if args.out.is_dir():
         parser.error(f'{args.out} is a folder; name a file in it')

@@ -190,9 +190,11 @@ def print_list(pattern: str) -> None:
 def parse_args() -> argparse.Namespace:
     parser = ToolParser(__doc__)
     parser.add_argument(
-        'candidates', nargs='*', metavar='CANDIDATE',
+        'candidates',
+        nargs='*',
+        metavar='CANDIDATE',
         help=f'default: {" ".join(CANDIDATES)}',
-    )  # fmt: skip
+    )
     parser.add_argument(
         '--list',
         nargs='?',
@@ -201,9 +203,13 @@ def parse_args() -> argparse.Namespace:
         help="print the names that match, or mmlaplace's, and stop",
     )
     parser.add_argument(
-        '--sizes', nargs='+', type=parse_size, default=list(SIZES), metavar='SIDExBATCH',
+        '--sizes',
+        nargs='+',
+        type=parse_size,
+        default=list(SIZES),
+        metavar='SIDExBATCH',
         help='default: ' + ' '.join(str(side) for side, _ in SIZES),
-    )  # fmt: skip
+    )
     parser.add_argument('--modes', nargs='+', choices=MODES, default=['eager'])
     parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu')
     parser.add_argument('--threads', type=positive, help='on the CPU; default: as torch chooses')
@@ -217,8 +223,9 @@ def parse_args() -> argparse.Namespace:
         '--plot-top1', suffixes=PICTURES, help='draw published top-1 over measured speed'
     )
     parser.add_output('--out', default=Path('work_dirs/benchmark_backbone.json'))
-    parser.add_argument('--report', type=Path, metavar='JSON',
-                        help='print and draw what an earlier call measured')  # fmt: skip
+    parser.add_argument(
+        '--report', type=Path, metavar='JSON', help='print and draw what an earlier call measured'
+    )
     args = parser.parse_args()
     if args.list is not None:
         print_list(args.list)
@@ -285,8 +292,14 @@ def main() -> int:
             model.train(args.train)  # mmpretrain's return None
     rows = measure(models, args, device)
     result = dict(
-        machine=machine, train=args.train, rounds=args.rounds, base=args.base, sizes=args.sizes,
-        modes=args.modes, candidates=args.candidates, failures=failures,
+        machine=machine,
+        train=args.train,
+        rounds=args.rounds,
+        base=args.base,
+        sizes=args.sizes,
+        modes=args.modes,
+        candidates=args.candidates,
+        failures=failures,
         models={
             name: {
                 'class': f'{type(model).__module__}.{type(model).__qualname__}',
@@ -295,7 +308,7 @@ def main() -> int:
             for name, model in models.items()
         },
         rows=rows,
-    )  # fmt: skip
+    )
     result['exponents'] = exponents(measured(result))
     write_json(args.out, result)
     print_tables(result, args.base)

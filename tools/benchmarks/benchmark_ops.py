@@ -74,10 +74,17 @@ from mmlaplace.ops import _native, inverse_residual
 REPEATED_BYTES = 2**22  # of results that stay in a cache
 PEAK_RUN = {'cpu': 2**30, 'cuda': 2**35}  # differences that take some milliseconds
 COLUMNS = (
-    ('pass', ''), ('candidate', ''), ('median ms', '.3f'), ('min ms', '.3f'), ('runs', 'd'),
-    ('x native', '.2f'), ('G diff/s', '.2f'), ('residual', '.1e'), ('tensors %', '.1f'),
+    ('pass', ''),
+    ('candidate', ''),
+    ('median ms', '.3f'),
+    ('min ms', '.3f'),
+    ('runs', 'd'),
+    ('x native', '.2f'),
+    ('G diff/s', '.2f'),
+    ('residual', '.1e'),
+    ('tensors %', '.1f'),
     ('process %', '.1f'),
-)  # fmt: skip
+)
 
 
 # A table's row under the names of COLUMNS, and what it was measured of.
@@ -217,9 +224,12 @@ def time_train_step(device: torch.device, rounds: int, quick: bool) -> dict:
     native, reference = (statistics.median(seconds[name]) for name in jobs)
     runs = [len(times) for times in seconds.values()]
     return {
-        'images': list(images.shape), 'native ms': 1e3 * native, 'reference ms': 1e3 * reference,
-        'runs': runs, 'reference / native': reference / native,
-    }  # fmt: skip
+        'images': list(images.shape),
+        'native ms': 1e3 * native,
+        'reference ms': 1e3 * reference,
+        'runs': runs,
+        'reference / native': reference / native,
+    }
 
 
 def plot(rows: List[Row], title: str, path: Path) -> None:

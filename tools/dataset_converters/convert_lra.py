@@ -188,9 +188,13 @@ def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_argument('task', choices=list(TASKS))
     parser.add_argument(
-        'source', type=Path, nargs='?', default=OFFICIAL, metavar='SOURCE',
+        'source',
+        type=Path,
+        nargs='?',
+        default=OFFICIAL,
+        metavar='SOURCE',
         help='folder of the official files, or one above it; default: %(default)s',
-    )  # fmt: skip
+    )
     parser.add_argument('--out', type=Path, default=Path('data/lra'), help='default: %(default)s')
     parser.add_argument('--force', action='store_true', help='replace data made otherwise')
     args = parser.parse_args()

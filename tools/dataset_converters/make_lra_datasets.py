@@ -34,9 +34,15 @@ from mmlaplace.writing import whole_file
 VERSION = 1  # raise it when other samples come out
 PART = 500  # pictures that are drawn from one seed, and kept when a run is cut short
 MINI_PATHFINDER = PathfinderSettings(
-    side=16, bars=3, length=3.0, thickness=1.0, margin=0.0, gap=2.5, seed_distance=6.0,
+    side=16,
+    bars=3,
+    length=3.0,
+    thickness=1.0,
+    margin=0.0,
+    gap=2.5,
+    seed_distance=6.0,
     distractors=0,
-)  # fmt: skip
+)
 SETTINGS = {
     ('listops', 'full'): ListOpsSettings(),
     ('listops', 'mini'): ListOpsSettings(max_depth=3, max_args=4, min_length=4, max_length=32),
@@ -107,12 +113,18 @@ def main() -> None:
     parser.add_argument('--seed', type=partial(at_least, 0), default=0, help='default: %(default)s')
     parser.add_argument('--workers', type=positive, default=1, help='processes that draw pictures')
     parser.add_argument(
-        '--contrasts', choices=('equal', 'authors'), default='equal',
+        '--contrasts',
+        choices=('equal', 'authors'),
+        default='equal',
         help="brightness of Pathfinder's bars: equal, or as in the authors' generator, where "
         'distractors are brighter than paths',
-    )  # fmt: skip
-    parser.add_argument('--count', type=partial(at_least, 10), metavar='N',
-                        help='N training samples, and N / 10 of the other splits')  # fmt: skip
+    )
+    parser.add_argument(
+        '--count',
+        type=partial(at_least, 10),
+        metavar='N',
+        help='N training samples, and N / 10 of the other splits',
+    )
     parser.add_argument('--force', action='store_true', help='replace data made otherwise')
     args = parser.parse_args()
     parser.check_folder('--out', args.out)

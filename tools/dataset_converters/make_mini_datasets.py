@@ -42,8 +42,13 @@ def main() -> None:
     parser.add_argument('--tasks', nargs='+', choices=list(pictures.MAKERS), default=tasks)
     parser.add_argument('--out', type=Path, default=Path('data/mini'), help='default: %(default)s')
     parser.add_argument('--seed', type=partial(at_least, 0), default=0, help='default: %(default)s')
-    parser.add_argument('--fashion-files', type=Path, default=fashion.PACKAGE, metavar='FOLDER',
-                        help='with the files of Fashion-MNIST; default: %(default)s')  # fmt: skip
+    parser.add_argument(
+        '--fashion-files',
+        type=Path,
+        default=fashion.PACKAGE,
+        metavar='FOLDER',
+        help='with the files of Fashion-MNIST; default: %(default)s',
+    )
     parser.add_argument('--force', action='store_true', help='replace data made otherwise')
     args = parser.parse_args()
     parser.check_folder('--out', args.out)

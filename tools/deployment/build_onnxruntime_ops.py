@@ -26,9 +26,16 @@ SOURCES = Path(__file__).resolve().parents[2] / 'ops' / 'onnxruntime'
 HEADER = 'onnxruntime_cxx_api.h'
 PLACES = ('/usr/include/onnxruntime', '/usr/local/include/onnxruntime', '/usr/local/include')
 FLAGS = (
-    '-std=c++17', '-O3', '-g0', '-fPIC', '-fvisibility=hidden', '-Wall', '-Wno-unknown-pragmas',
-    '-Wno-psabi', '-DMMLAPLACE_ONNXRUNTIME',
-)  # fmt: skip
+    '-std=c++17',
+    '-O3',
+    '-g0',
+    '-fPIC',
+    '-fvisibility=hidden',
+    '-Wall',
+    '-Wno-unknown-pragmas',
+    '-Wno-psabi',
+    '-DMMLAPLACE_ONNXRUNTIME',
+)
 
 
 def find_headers(given: Optional[Path]) -> Path:

@@ -78,19 +78,25 @@ def parse_arguments() -> Tuple[ToolParser, argparse.Namespace]:
         '--out', help='default: work_dirs/deploy/CONFIG with the suffix of the format'
     )
     parser.add_argument(
-        '--image-size', nargs=2, type=positive, metavar=('H', 'W'),
+        '--image-size',
+        nargs=2,
+        type=positive,
+        metavar=('H', 'W'),
         help='of the images, or with --dynamic of an example; default: as the test pipeline makes',
-    )  # fmt: skip
+    )
     parser.add_argument('--batch-size', type=positive, default=1, help='default: %(default)s')
     parser.add_argument(
-        '--dynamic', action='store_true',
+        '--dynamic',
+        action='store_true',
         help='images of any number and size; of a model with windows, of any number',
-    )  # fmt: skip
+    )
     parser.add_argument('--fp16', action='store_true', help='weights and most products in fp16')
     parser.add_argument(
-        '--backend', choices=('reference', 'native'), default='reference',
+        '--backend',
+        choices=('reference', 'native'),
+        default='reference',
         help="operators of the attentions: PyTorch's (default) or the compiled ones of mmlaplace",
-    )  # fmt: skip
+    )
     parser.add_argument(
         '--verify',
         action='store_true',
@@ -99,9 +105,11 @@ def parse_arguments() -> Tuple[ToolParser, argparse.Namespace]:
     parser.add_argument('--benchmark', action='store_true', help='time it beside eager PyTorch')
     parser.add_argument('--rounds', type=positive, default=20, help='of --benchmark; default: 20')
     parser.add_argument(
-        '--providers', nargs='+', default=['CPUExecutionProvider'],
+        '--providers',
+        nargs='+',
+        default=['CPUExecutionProvider'],
         help='of ONNX Runtime, to verify and to time by; default: CPUExecutionProvider',
-    )  # fmt: skip
+    )
     parser.add_output('--report', help='write what is printed here too, as JSON')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, default={})
     args = parser.parse_args()
@@ -146,8 +154,9 @@ def planned_size(cfg: Config, form: Deployable, args: argparse.Namespace) -> Tup
     ):
         print(
             f'The file will resize images to {size[0]} x {size[1]}, in the place of the steps of '
-            'the test pipeline.', file=sys.stderr,
-        )  # fmt: skip
+            'the test pipeline.',
+            file=sys.stderr,
+        )
         cfg = with_resize(cfg, size)
     return cfg, size
 
@@ -161,9 +170,15 @@ def export(form: Deployable, cfg: Config, args: argparse.Namespace, size: Size) 
     with exporting.backend_of(args.format, args.backend):
         program = exporting.capture(form, size, args.batch_size, args.dynamic, tell)
     about = exporting.describe(
-        form, size, program, pipeline, config=Path(args.config).stem, format=args.format,
-        precision='fp16' if args.fp16 else 'fp32', backend=args.backend,
-    )  # fmt: skip
+        form,
+        size,
+        program,
+        pipeline,
+        config=Path(args.config).stem,
+        format=args.format,
+        precision='fp16' if args.fp16 else 'fp32',
+        backend=args.backend,
+    )
     tell(f'converting the graph to {args.format} and writing {args.out}')
     with whole_file(args.out) as temporary:
         exporting.WRITERS[args.format](program, temporary, about)
@@ -238,9 +253,18 @@ def commanded(args: argparse.Namespace, folder: Path, paths: List[Path]) -> List
     Raises:
         RuntimeError: If it fails; has what it says.
     """
-    command = [sys.executable, str(Path(__file__).with_name('run_onnx.py')), str(args.out),
-               *map(str, paths), '--out', str(folder / 'out'), '--top', str(MANY),
-               '--providers', *args.providers]  # fmt: skip
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name('run_onnx.py')),
+        str(args.out),
+        *map(str, paths),
+        '--out',
+        str(folder / 'out'),
+        '--top',
+        str(MANY),
+        '--providers',
+        *args.providers,
+    ]
     if args.backend == 'native':
         command += ['--library', str(LIBRARY)]
     result = subprocess.run(command, capture_output=True, text=True)
@@ -292,9 +316,11 @@ def export_and_verify(parser: ToolParser, args: argparse.Namespace) -> dict:
     except ValueError as error:  # of a size that the pipeline makes
         print(f'The file does not take every image: {error}.', file=sys.stderr)
     report = dict(
-        file=str(args.out), about=about, megabytes=round(args.out.stat().st_size / 2**20, 2),
+        file=str(args.out),
+        about=about,
+        megabytes=round(args.out.stat().st_size / 2**20, 2),
         seconds=round(time.perf_counter() - start, 1),
-    )  # fmt: skip
+    )
     if args.verify or args.benchmark:
         options = dict(providers=args.providers) if args.format == 'onnx' else {}
         with parser.refusing(FileNotFoundError, ValueError):

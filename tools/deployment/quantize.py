@@ -84,10 +84,13 @@ def quantize(source: Path, out: Path, images: List[Tensor]) -> None:
         prepared, quantized = Path(folder, 'prepared.onnx'), Path(folder, 'quantized.onnx')
         quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
         quantization.quantize_static(
-            str(prepared), str(quantized), Images(),
+            str(prepared),
+            str(quantized),
+            Images(),
             op_types_to_quantize=['Conv', 'MatMul', 'Gemm'],
-            nodes_to_exclude=products_of_activations(prepared), per_channel=True,
-        )  # fmt: skip
+            nodes_to_exclude=products_of_activations(prepared),
+            per_channel=True,
+        )
         model = onnx.load(str(quantized))
     del model.metadata_props[:]
     model.metadata_props.extend(onnx.load(str(source), load_external_data=False).metadata_props)
@@ -120,9 +123,12 @@ def main() -> None:
     if args.out.resolve() == args.model.resolve():
         parser.error(f'--out {args.out} is the model itself; name another file')
     cfg = read_config(
-        args.config, 'default_scope', 'train_dataloader.dataset', 'test_dataloader.dataset',
+        args.config,
+        'default_scope',
+        'train_dataloader.dataset',
+        'test_dataloader.dataset',
         options=args.cfg_options,
-    )  # fmt: skip
+    )
     import_module(f'{cfg.default_scope}.utils').register_all_modules(init_default_scope=False)
     with parser.refusing(FileNotFoundError, ValueError):
         before, about = exporting.open_exported(args.model)

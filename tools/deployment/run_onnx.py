@@ -192,9 +192,12 @@ def main() -> None:
     parser.add_argument('model', type=Path, help='of export.py --format onnx')
     parser.add_argument('images', nargs='+', type=Path)
     parser.add_argument(
-        '--image-size', nargs=2, type=positive, metavar=('H', 'W'),
+        '--image-size',
+        nargs=2,
+        type=positive,
+        metavar=('H', 'W'),
         help='resize images to it, instead of as the test pipeline of the config',
-    )  # fmt: skip
+    )
     parser.add_argument(
         '--top', type=positive, default=5, help='classes, boxes or masks; default: 5'
     )

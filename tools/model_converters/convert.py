@@ -22,9 +22,9 @@ if __name__ == '__main__':
     parser = parser_for(__doc__)
     parser.add_argument('--list', action='store_true', help='print the models, and end')
     parser.add_output(
-        '--out', help='the file to write, one of safetensors if .safetensors ends it; default: '
-        'MODEL.pth',
-    )  # fmt: skip
+        '--out',
+        help='the file to write, one of safetensors if .safetensors ends it; default: MODEL.pth',
+    )
     if '--list' in sys.argv[1:]:
         print(list_published())
         sys.exit()

@@ -64,17 +64,29 @@ FIGURES: Dict[str, Figure] = {
 def parse_args(parser: ToolParser):
     parser.add_argument('name', choices=list(FIGURES), metavar='NAME')
     parser.add_argument(
-        '--model', nargs=3, action='append', default=[], metavar=('CONFIG', 'CHECKPOINT', 'LABEL'),
+        '--model',
+        nargs=3,
+        action='append',
+        default=[],
+        metavar=('CONFIG', 'CHECKPOINT', 'LABEL'),
         help='a trained model; several of them for polaformer-5',
-    )  # fmt: skip
+    )
     parser.add_argument(
-        '--run', nargs=3, action='append', default=[], metavar=('CONFIG', 'RESULT', 'LABEL'),
+        '--run',
+        nargs=3,
+        action='append',
+        default=[],
+        metavar=('CONFIG', 'RESULT', 'LABEL'),
         help='softpp-1a: a trained small copy, and its result or training log (JSON)',
-    )  # fmt: skip
+    )
     parser.add_argument(
-        '--images', nargs=2, action='append', default=[], metavar=('NAME', 'FOLDER'),
+        '--images',
+        nargs=2,
+        action='append',
+        default=[],
+        metavar=('NAME', 'FOLDER'),
         help='to look at, several times for softpp-5; default: photographs of scikit-image',
-    )  # fmt: skip
+    )
     parser.add_argument('--count', type=positive, default=100, help='of a folder; %(default)s')
     parser.add_argument(
         '--image-size', nargs=2, type=positive, metavar=('H', 'W'), help='of the images'
@@ -84,8 +96,13 @@ def parse_args(parser: ToolParser):
     parser.add_argument('--rounds', type=positive, default=3, help='to time; %(default)s')
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     parser.add_argument('--depth', type=positive, default=12, help='softpp-1b: layers; %(default)s')
-    parser.add_argument('--multiples', nargs='+', type=int, default=list(range(1, 9)),
-                        help='softpp-1b: of 784 tokens')  # fmt: skip
+    parser.add_argument(
+        '--multiples',
+        nargs='+',
+        type=int,
+        default=list(range(1, 9)),
+        help='softpp-1b: of 784 tokens',
+    )
     parser.add_argument(
         '--memory', type=float, default=16, help='softpp-1b: GB not to be exceeded; %(default)s'
     )

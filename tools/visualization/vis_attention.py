@@ -108,15 +108,24 @@ def draw(
             axis.imshow(pale, cmap='gray', vmin=0, vmax=1)
             heat = axis.imshow(
                 (weights - low) / max(high - low, np.finfo(weights.dtype).tiny),
-                cmap='inferno', alpha=0.75, vmin=0, vmax=1, extent=(0, across, down, 0),
-            )  # fmt: skip
+                cmap='inferno',
+                alpha=0.75,
+                vmin=0,
+                vmax=1,
+                extent=(0, across, down, 0),
+            )
             axis.set_xlabel(f'{low:.2g} to {high:.2g}', fontsize=11)
         for axis in axes[i]:
             axis.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
             axis.plot(
-                x, y, '+', color='white', markersize=11, markeredgewidth=2,
+                x,
+                y,
+                '+',
+                color='white',
+                markersize=11,
+                markeredgewidth=2,
                 path_effects=[patheffects.withStroke(linewidth=4, foreground='black')],
-            )  # fmt: skip
+            )
     for axis, text in zip(axes[0], ['queries', *(column.title for column in columns)]):
         axis.set_title(text, fontsize=11, parse_math=False)  # a file's name may have dollars
     figure.colorbar(heat, ax=axes, label='weight, scaled in each panel', pad=0.01, aspect=30)
@@ -130,26 +139,44 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
     parser.add_argument('config', nargs='?', metavar='CONFIG')
     parser.add_argument('checkpoint', nargs='?', metavar='CHECKPOINT', help='default: random')
     parser.add_argument(
-        '--model', nargs='+', action='append', default=[], metavar=('CONFIG', 'CHECKPOINT'),
+        '--model',
+        nargs='+',
+        action='append',
+        default=[],
+        metavar=('CONFIG', 'CHECKPOINT'),
         help='config, checkpoint and name of a further model, again for each; weights are random '
         'without a checkpoint',
-    )  # fmt: skip
+    )
     parser.add_argument(
-        '--points', nargs=2, type=float, action='append', metavar=('X', 'Y'),
+        '--points',
+        nargs=2,
+        type=float,
+        action='append',
+        metavar=('X', 'Y'),
         help='a query, again for each: shares of width and height, or pixels where above 1; '
         'default: the middle',
-    )  # fmt: skip
+    )
     parser.add_argument(
-        '--stage', type=int,
+        '--stage',
+        type=int,
         help=f'from 0; default: the last of the first three whose map has {PLACES} x {PLACES} '
         'places, else 0',
-    )  # fmt: skip
+    )
     parser.add_argument('--block', type=int, default=-1, help='of the stage; default: the last')
     parser.add_argument('--head', type=int, default=0, help='from 0; default: %(default)s')
-    parser.add_argument('--matrix', choices=('whitened', 'nystrom'), default='whitened',
-                        help='of LaplacianAttention; default: %(default)s')  # fmt: skip
-    parser.add_argument('--image-size', nargs=2, type=positive, metavar=('H', 'W'),
-                        help="to resize the image to; default: the image's own")  # fmt: skip
+    parser.add_argument(
+        '--matrix',
+        choices=('whitened', 'nystrom'),
+        default='whitened',
+        help='of LaplacianAttention; default: %(default)s',
+    )
+    parser.add_argument(
+        '--image-size',
+        nargs=2,
+        type=positive,
+        metavar=('H', 'W'),
+        help="to resize the image to; default: the image's own",
+    )
     parser.add_output('--out', suffixes=PICTURES, default=Path('work_dirs/attention.png'))
     args = parser.parse_args()
     first = [path for path in (args.config, args.checkpoint) if path]

@@ -45,8 +45,14 @@ from mmlaplace.models.layers import tokens_to_map
 from mmlaplace.models.layers.class_attention import ClassAttention
 
 METHODS = (
-    'GradCAM', 'GradCAMPlusPlus', 'HiResCAM', 'LayerCAM', 'XGradCAM', 'EigenGradCAM', 'EigenCAM'
-)  # fmt: skip
+    'GradCAM',
+    'GradCAMPlusPlus',
+    'HiResCAM',
+    'LayerCAM',
+    'XGradCAM',
+    'EigenGradCAM',
+    'EigenCAM',
+)
 MIN_SCORE = 0.3  # of a detection that counts
 
 
@@ -194,10 +200,12 @@ def draw(pictures: List[Picture], title: str, path: Path) -> None:
 def parse_args(parser: ToolParser) -> argparse.Namespace:
     """The arguments, of which the last two paths are the config and the checkpoint."""
     parser.add_argument(
-        'paths', nargs='+', metavar='PATH',
+        'paths',
+        nargs='+',
+        metavar='PATH',
         help='images, and a trained classifier, detector or segmentor; without images some of the '
         'test set of its config',
-    )  # fmt: skip
+    )
     parser.add_argument('--count', type=positive, default=6, help='of these; default: %(default)s')
     parser.add_argument('--seed', type=int, default=0, help='that draws them; default: %(default)s')
     parser.add_argument('--method', choices=METHODS, default='GradCAM', help='default: %(default)s')
@@ -205,9 +213,11 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
         '--target-layers', nargs='+', metavar='LAYER', help='default: the last stage'
     )
     parser.add_argument(
-        '--target-category', type=int, dest='category',
+        '--target-category',
+        type=int,
+        dest='category',
         help='index of the class; default: the highest score in each image',
-    )  # fmt: skip
+    )
     parser.add_argument(
         '--gamma', type=float, default=1, help='below 1 it lightens what is drawn; default: 1'
     )

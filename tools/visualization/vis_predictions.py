@@ -77,9 +77,14 @@ def name_boxes(axis, sample, classes) -> None:
         left, top = box[:2].tolist()
         named = classes[label] if classes else int(label)
         axis.text(
-            left, max(top, 0), f'{named} {score:.0%}', fontsize=8, color='white',
-            va='bottom', bbox=dict(facecolor='black', edgecolor='none', pad=1),
-        )  # fmt: skip
+            left,
+            max(top, 0),
+            f'{named} {score:.0%}',
+            fontsize=8,
+            color='white',
+            va='bottom',
+            bbox=dict(facecolor='black', edgecolor='none', pad=1),
+        )
 
 
 def draw(pictures: list, columns: int, classes, heading: str, path: Path) -> None:

@@ -23,10 +23,14 @@ optim_wrapper = dict(optimizer=dict(lr=2e-3))
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.05, by_epoch=True, end=1, convert_to_iter_based=True),
     dict(
-        type='CosineAnnealingLR', eta_min=1e-5, by_epoch=True, begin=1, end=max_epochs,
+        type='CosineAnnealingLR',
+        eta_min=1e-5,
+        by_epoch=True,
+        begin=1,
+        end=max_epochs,
         convert_to_iter_based=True,
     ),
-]  # fmt: skip
+]
 train_cfg = dict(max_epochs=max_epochs, val_interval=6)
 auto_scale_lr = dict(base_batch_size=128)
 randomness = dict(seed=0)

@@ -47,40 +47,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'COCO. A second call continues the first.'
     )
     parser.add_argument(
-        'attention', metavar='FILE.py:CLASS',
+        'attention',
+        metavar='FILE.py:CLASS',
         help='or package.module:CLASS, or the name of a registered attention',
-    )  # fmt: skip
+    )
     parser.add_argument(
-        '--with', nargs='+', dest='others', default=list(OTHERS), metavar='NAME',
+        '--with',
+        nargs='+',
+        dest='others',
+        default=list(OTHERS),
+        metavar='NAME',
         help='attentions beside it, such as SOFT or "Pola, gate=true"; default: '
         f'{" ".join(OTHERS)}',
-    )  # fmt: skip
+    )
     parser.add_argument(
-        '--contract', action='store_true',
+        '--contract',
+        action='store_true',
         help='check the contract alone, which takes seconds; the exit status is 1 if a point fails',
-    )  # fmt: skip
+    )
     parser.add_argument(
-        '--own-frames', action='store_true',
+        '--own-frames',
+        action='store_true',
         help='each attention with the layers of its paper around it, instead of the same layers '
         'for all',
-    )  # fmt: skip
+    )
     parser.add_argument(
-        '--budget', type=positive, metavar='MINUTES',
+        '--budget',
+        type=positive,
+        metavar='MINUTES',
         help='fewer seeds, sizes and steps, as fit into so many minutes',
-    )  # fmt: skip
+    )
     parser.add_argument(
-        '--jobs', type=positive, default=cores(),
+        '--jobs',
+        type=positive,
+        default=cores(),
         help='trainings at once, of a thread each; default: %(default)s',
-    )  # fmt: skip
+    )
     parser.add_argument('--out', type=Path, help='default: work_dirs/compare/CLASS')
     parser.add_argument(
-        '--force', action='store_true',
+        '--force',
+        action='store_true',
         help='start again where there are results of another attention',
-    )  # fmt: skip
+    )
     parser.add_argument(
-        '--data-root', type=Path, default=Path('data/mini'),
+        '--data-root',
+        type=Path,
+        default=Path('data/mini'),
         help='of the small images, which are made if missing; %(default)s',
-    )  # fmt: skip
+    )
     parser.set_defaults(run=run)
 
 
@@ -119,11 +133,16 @@ def run(args: argparse.Namespace) -> int:
     configs = write_configs(cls, candidates[0].cfg, source, args.out / 'configs')
     machine = describe_machine(torch.device('cpu'))
     page = Page(
-        candidates, findings, plan, left_out,
-        found(candidates, plan, args.out / 'runs', args.data_root), args.own_frames,
-        f'{machine["CPU"]}, torch {machine["torch"]}', command_line(args),
+        candidates,
+        findings,
+        plan,
+        left_out,
+        found(candidates, plan, args.out / 'runs', args.data_root),
+        args.own_frames,
+        f'{machine["CPU"]}, torch {machine["torch"]}',
+        command_line(args),
         configs,
-    )  # fmt: skip
+    )
     for path in write_page(page, args.out):
         console.print(f'wrote {path}')
     console.print(f'wrote {len(configs)} configs for ImageNet and COCO into {configs[0].parent}')
@@ -227,9 +246,13 @@ def make_plan(
 
 
 def run_plan(
-    candidates: List[Candidate], plan: Plan, seconds: Dict[str, float], args: argparse.Namespace,
-    start: float, console: Console,
-) -> List[str]:  # fmt: skip
+    candidates: List[Candidate],
+    plan: Plan,
+    seconds: Dict[str, float],
+    args: argparse.Namespace,
+    start: float,
+    console: Console,
+) -> List[str]:
     """Run what is not finished, within the budget; the failures, which do not stop others."""
     failures: List[str] = []
     until = start + 60 * args.budget if args.budget else float('inf')

@@ -49,20 +49,33 @@ def _to_pvt(model: Any, attn_cfg: dict) -> None:
 
 
 RECIPES = (
-    Recipe('NAME-swin-tiny_8xb128_in1k.py', 'flatten-swin-tiny_8xb128_in1k',
-           'in the first two stages of Swin-T, in windows of 56 x 56 tokens, as in FLatten-Swin '
-           'and PolaFormer-Swin', _to_swin),
-    Recipe('NAME-deit-tiny_8xb128_in1k.py', 'deit-tiny_8xb128_in1k',
-           'in all blocks of DeiT-T, with the mean of the tokens in the place of the class token, '
-           'as in PolaFormer-DeiT', _to_deit),
-    Recipe('NAME-pvt-tiny_8xb128_in1k.py', 'flatten-pvt-tiny_8xb128_in1k',
-           'in all stages of PVT-T, without the spatial reduction of the keys, as in FLatten-PVT',
-           _to_pvt),
-    Recipe('mask-rcnn_NAME-swin-tiny_fpn_ms-1x_coco.py',
-           'mask-rcnn_flatten-swin-tiny_fpn_ms-1x_coco',
-           'in the first two stages of Swin-T, and with the weights of its classifier',
-           _to_detector),
-)  # fmt: skip
+    Recipe(
+        'NAME-swin-tiny_8xb128_in1k.py',
+        'flatten-swin-tiny_8xb128_in1k',
+        'in the first two stages of Swin-T, in windows of 56 x 56 tokens, as in FLatten-Swin '
+        'and PolaFormer-Swin',
+        _to_swin,
+    ),
+    Recipe(
+        'NAME-deit-tiny_8xb128_in1k.py',
+        'deit-tiny_8xb128_in1k',
+        'in all blocks of DeiT-T, with the mean of the tokens in the place of the class token, '
+        'as in PolaFormer-DeiT',
+        _to_deit,
+    ),
+    Recipe(
+        'NAME-pvt-tiny_8xb128_in1k.py',
+        'flatten-pvt-tiny_8xb128_in1k',
+        'in all stages of PVT-T, without the spatial reduction of the keys, as in FLatten-PVT',
+        _to_pvt,
+    ),
+    Recipe(
+        'mask-rcnn_NAME-swin-tiny_fpn_ms-1x_coco.py',
+        'mask-rcnn_flatten-swin-tiny_fpn_ms-1x_coco',
+        'in the first two stages of Swin-T, and with the weights of its classifier',
+        _to_detector,
+    ),
+)
 
 
 def write_configs(cls: type, attn_cfg: dict, source: str, folder: Path) -> List[Path]:

@@ -10,9 +10,17 @@ from ..side_by_side.attention_study import config_of
 # Linears of queries, keys and values, a 3 x 3 depthwise convolution of V as the only position, and
 # a last linear. Nearly all papers with linear attentions have these, many with more.
 SHARED: Dict[str, Any] = dict(
-    qkv='qkv', qkv_bias=True, gate=False, key_positions=False, rope=False, lepe_kernel=3,
-    lepe_filters='channel', lepe_bias=True, second_lepe_kernel=0, proj=True,
-)  # fmt: skip
+    qkv='qkv',
+    qkv_bias=True,
+    gate=False,
+    key_positions=False,
+    rope=False,
+    lepe_kernel=3,
+    lepe_filters='channel',
+    lepe_bias=True,
+    second_lepe_kernel=0,
+    proj=True,
+)
 
 
 class Candidate(NamedTuple):

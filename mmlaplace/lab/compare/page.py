@@ -108,8 +108,9 @@ def sections(page: Page) -> Iterator[str]:
     absent = [f'By `--budget`: {text}' for text in page.left_out]
     absent += [
         f'{part}: {count} runs have no result; the same command continues with them'
-        for part, count in page.found.missing.items() if count
-    ]  # fmt: skip
+        for part, count in page.found.missing.items()
+        if count
+    ]
     if absent:
         yield '## Left out'
         yield '\n'.join(f'- {line}' for line in absent)
@@ -129,8 +130,9 @@ def sections(page: Page) -> Iterator[str]:
 def glance(page: Page) -> str:
     """A table with a row for each attention, and how to read it."""
     plan, found = page.plan, page.found
-    reached = max((row['side'] for cost in found.costs.values()
-                   for row in cost['forward']['rows']), default=0)  # fmt: skip
+    reached = max(
+        (row['side'] for cost in found.costs.values() for row in cost['forward']['rows']), default=0
+    )
     header = ['attention', f'small tasks solved, of {len(found.tasks.columns)}']
     header += [f'ms at {reached}²', f'MB of training at {reached}²']
     header += [f'top-1 in {BACKBONES[host]}' for host in found.images]
@@ -138,12 +140,12 @@ def glance(page: Page) -> str:
     for number, one in enumerate(page.candidates):
         cells = [f'**{one.label}**' if number == 0 else one.label, '–']
         if one.label in found.tasks.rows:
-            solved = sum(found.tasks.solved_by_all(one.label, n, REACHED)
-                         for n in range(len(found.tasks.columns)))  # fmt: skip
+            solved = sum(
+                found.tasks.solved_by_all(one.label, n, REACHED)
+                for n in range(len(found.tasks.columns))
+            )
             cells[1] = str(solved)
-        for key, name, scale in (
-            ('seconds', 'forward', 1e3), ('MB', 'forward and backward', 1)
-        ):  # fmt: skip
+        for key, name, scale in (('seconds', 'forward', 1e3), ('MB', 'forward and backward', 1)):
             cost = found.costs.get(one.label, {}).get(name, dict(rows=[]))
             value = [row[key] * scale for row in cost['rows'] if row['side'] == reached]
             cells.append(f'{value[0]:.0f}' if value else '–')
@@ -196,11 +198,14 @@ def words(header: List[str], rows: List[List[str]]) -> str:
 def contract_table(findings: List[Finding]) -> str:
     """A table with a row for each point."""
     rows = [
-        [finding.point, POINTS[finding.point].asks,
-         f'**{finding.state}**' if finding.state == FAILED else finding.state,
-         ' '.join(filter(None, [finding.text, finding.line and f'`{finding.line}`']))]
+        [
+            finding.point,
+            POINTS[finding.point].asks,
+            f'**{finding.state}**' if finding.state == FAILED else finding.state,
+            ' '.join(filter(None, [finding.text, finding.line and f'`{finding.line}`'])),
+        ]
         for finding in findings
-    ]  # fmt: skip
+    ]
     return words(['point', 'asks', 'result', 'seen'], rows)
 
 
@@ -215,8 +220,10 @@ def task_section(page: Page) -> Iterator[str]:
         f'most {page.plan.steps} steps. A task that is not solved may be learnt by '
         'longer training. A star marks seeds that disagree.'
     )
-    said = {name: ' '.join((PROBES.get(name).__doc__ or '').split('\n\n')[0].split())
-            for name in page.plan.tasks}  # fmt: skip
+    said = {
+        name: ' '.join((PROBES.get(name).__doc__ or '').split('\n\n')[0].split())
+        for name in page.plan.tasks
+    }
     yield '\n'.join(f'- **{name.replace("_", " ")}**: {task}' for name, task in said.items())
     yield '![Accuracy of each attention in each task](tasks.png)'
     yield text_of(table)
@@ -282,9 +289,10 @@ def image_table(results: List[dict], yours: str) -> str:
         cells += [spread([run['top1'][column] for run in runs]) for column in columns]
         difference = apart.get(label)
         cells.append(
-            '' if difference is None
+            ''
+            if difference is None
             else f'{statistics.mean(difference):+.1f} ± {half_width(difference):.1f}'
-        )  # fmt: skip
+        )
         cells += [f'{runs[0]["parameters"] / 1e3:.0f}', f'{runs[0]["macs"] / 1e6:.0f}']
         rows.append(cells)
     return markdown(['attention', *columns, 'difference', 'K params', 'M MACs'], rows)

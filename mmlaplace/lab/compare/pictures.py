@@ -18,15 +18,23 @@ def draw_costs(costs: Dict[str, dict], yours: str, path: Path) -> None:
 
     others = colormaps['Dark2']
     figure, axes = new_figure(1, 2, (9, 3.8))
-    passes = (('forward', 'seconds', 1e3, 'ms, one image, forward'),
-              ('forward and backward', 'MB', 1, 'MB of tensors, one image, training'))  # fmt: skip
+    passes = (
+        ('forward', 'seconds', 1e3, 'ms, one image, forward'),
+        ('forward and backward', 'MB', 1, 'MB of tensors, one image, training'),
+    )
     sides = sorted({row['side'] for cost in costs.values() for row in cost['forward']['rows']})
     for axis, (name, key, scale, title) in zip(axes, passes):
         for number, (label, cost) in enumerate(costs.items()):
             rows = cost[name]['rows']
             color, width = (YOURS, 3) if label == yours else (others(number % 8), None)
-            axis.plot([r['side'] for r in rows], [r[key] * scale for r in rows], 'o-',
-                      label=label, color=color, linewidth=width)  # fmt: skip
+            axis.plot(
+                [r['side'] for r in rows],
+                [r[key] * scale for r in rows],
+                'o-',
+                label=label,
+                color=color,
+                linewidth=width,
+            )
         axis.set(xscale='log', yscale='log', title=title)
         axis.set_xticks(sides, [f'{side}²' for side in sides], minor=False)
         axis.xaxis.set_minor_locator(NullLocator())

@@ -130,12 +130,14 @@ class Estimate:
         images = plan.epochs * IMAGES + TESTS
         trainings = [
             START + self.image_step[label, host] * images / BATCH
-            for label in self.task_step for host in plan.backbones
-        ]  # fmt: skip
+            for label in self.task_step
+            for host in plan.backbones
+        ]
         passes = [
             TIMED + 12 * forward * (side / 224) ** 2
-            for forward in self.forward.values() for side in plan.sizes
-        ]  # fmt: skip
+            for forward in self.forward.values()
+            for side in plan.sizes
+        ]
         return {
             'time and memory': sum(passes) + START * len(self.forward) / 2,
             'small tasks': runs * plan.steps * sum(self.task_step.values()),

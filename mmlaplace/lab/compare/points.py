@@ -53,9 +53,11 @@ class Case:
     def build(self, dims: int = C, resolution: Tuple[int, int] = (7, 7), **options: Any) -> Any:
         """A module in eval mode, of whose parameters none is zero."""
         module = self.cls(
-            embed_dims=dims, num_heads=HEADS, input_resolution=resolution,
+            embed_dims=dims,
+            num_heads=HEADS,
+            input_resolution=resolution,
             **{**self.options, **options},
-        )  # fmt: skip
+        )
         for parameter in module.parameters():
             parameter.data += 0.02 * torch.randn_like(parameter)
         return module.eval()
@@ -307,9 +309,14 @@ def onnx(case: Case) -> str:
     # Where rounding turns a sign or a bucket, an image may differ as a whole, but not in fp64.
     for dtype in (torch.float32, torch.float64):
         torch.onnx.export(
-            module.to(dtype), (torch.randn(2, C, 9, 10, dtype=dtype),), file, dynamo=False,
-            opset_version=17, input_names=['x'], dynamic_axes={'x': axes},
-        )  # fmt: skip
+            module.to(dtype),
+            (torch.randn(2, C, 9, 10, dtype=dtype),),
+            file,
+            dynamo=False,
+            opset_version=17,
+            input_names=['x'],
+            dynamic_axes={'x': axes},
+        )
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = 1, 4
         session = onnxruntime.InferenceSession(file.getvalue(), options, ['CPUExecutionProvider'])
@@ -345,8 +352,9 @@ def linear(case: Case) -> str:
         seconds.append(time.perf_counter() - start)
         flops.append(max(counter.get_total_flops(), 1))
         bytes_.append(max(tensor_memory(job, x.device) or 0, 1))
-    grown = [math.log(b / a) / math.log((SIDES[1] / SIDES[0]) ** 2)
-             for a, b in (bytes_, flops, seconds)]  # fmt: skip
+    grown = [
+        math.log(b / a) / math.log((SIDES[1] / SIDES[0]) ** 2) for a, b in (bytes_, flops, seconds)
+    ]
     text = (
         f'from {SIDES[0]}² to {SIDES[1]}² tokens, memory grows as N^{grown[0]:.2f} and FLOPs as '
         f'N^{grown[1]:.2f} (time here: N^{grown[2]:.2f})'
@@ -375,10 +383,13 @@ POINTS: Dict[str, Point] = {
     'batch': Point('an image has the same output alone and in any batch', batch),
     'positions': Point('rows and columns are told apart, where it knows positions', positions),
     'finite': Point('zeros, equal tokens and large values give no NaN', finite),
-    'fp16': Point('fp16 autocast, also with large activations',
-                  lambda case: half(case, torch.float16, 'fp16')),
-    'bf16': Point('bf16 autocast, also with large activations',
-                  lambda case: half(case, torch.bfloat16, 'bf16')),
+    'fp16': Point(
+        'fp16 autocast, also with large activations', lambda case: half(case, torch.float16, 'fp16')
+    ),
+    'bf16': Point(
+        'bf16 autocast, also with large activations',
+        lambda case: half(case, torch.bfloat16, 'bf16'),
+    ),
     'gradients': Point('gradients are those of finite differences in fp64', gradients),
     'parameters': Point('every parameter gets a gradient, also in an empty batch', parameters),
     'mask': Point('a mask hides tokens, or is refused', mask),
@@ -387,4 +398,4 @@ POINTS: Dict[str, Point] = {
     'compile': Point('torch.compile, in one graph', compiled),
     'onnx': Point('ONNX, for any batch and size', onnx),
     'linear': Point('memory and FLOPs are linear in the tokens', linear),
-}  # fmt: skip
+}

@@ -31,14 +31,19 @@ def training_jobs(
     """The trainings on images. All attentions have a seed before the next one begins."""
     return [
         training_job(
-            one.name, host, seed, 'textures', plan.epochs,
-            folder / IMAGES / f'{host}-{plan.epochs}-epochs' / f'{_file(one)}_{seed}', data_root,
+            one.name,
+            host,
+            seed,
+            'textures',
+            plan.epochs,
+            folder / IMAGES / f'{host}-{plan.epochs}-epochs' / f'{_file(one)}_{seed}',
+            data_root,
             one.label,
         )
         for seed in range(plan.seeds)
         for host in plan.backbones
         for one in candidates
-    ]  # fmt: skip
+    ]
 
 
 class Found(NamedTuple):
@@ -89,7 +94,11 @@ def found(candidates: Sequence[Candidate], plan: Plan, folder: Path, data_root: 
         rows={label: [row[n] for n in run] for label, row in tasks.rows.items()},
     )
     probes = [column.probe['type'] for column in tasks.columns]
-    done = {(label, probe) for label, row in tasks.rows.items()
-            for probe, cell in zip(probes, row) if cell is not None}  # fmt: skip
+    done = {
+        (label, probe)
+        for label, row in tasks.rows.items()
+        for probe, cell in zip(probes, row)
+        if cell is not None
+    }
     missing['small tasks'] = len(study.attentions) * len(study.probes) - len(done)
     return Found(tasks, costs, shares, images, missing)

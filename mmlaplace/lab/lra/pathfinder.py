@@ -207,9 +207,11 @@ def distractor_paths(plane: Plane) -> List[List[Bar]]:
 
 
 def draw(
-    settings: PathfinderSettings, paths: List[List[Bar]], distractors: List[List[Bar]],
+    settings: PathfinderSettings,
+    paths: List[List[Bar]],
+    distractors: List[List[Bar]],
     discs: np.ndarray,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Draw the picture, stretched to 0 to 255. Where objects overlap, the brighter one is seen."""
     from PIL import Image, ImageDraw
 

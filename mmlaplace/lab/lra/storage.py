@@ -88,8 +88,9 @@ def make_folder(folder: Path, record: dict, force: bool, fill: Callable[[Path], 
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     record = json.loads(json.dumps(record))  # as it is read
-    unfinished, replaced = (folder.with_name(f'{folder.name}.{end}') for end in
-                            ('partial', 'replaced'))  # fmt: skip
+    unfinished, replaced = (
+        folder.with_name(f'{folder.name}.{end}') for end in ('partial', 'replaced')
+    )
     with FileLock(folder.with_name(f'.{folder.name}.lock')):
         if folder.exists():
             kept, why = _record_in(folder), 'was made with other settings or by another version'

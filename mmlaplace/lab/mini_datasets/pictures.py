@@ -20,9 +20,17 @@ from .rendered import make_rendered
 CLASSES = tuple(str(digit) for digit in range(10))
 SPLITS = ('train', 'val')
 PHOTOS = (
-    'astronaut', 'brick', 'camera', 'cat', 'coffee', 'coins', 'grass', 'gravel',
-    'hubble_deep_field', 'rocket',
-)  # fmt: skip
+    'astronaut',
+    'brick',
+    'camera',
+    'cat',
+    'coffee',
+    'coins',
+    'grass',
+    'gravel',
+    'hubble_deep_field',
+    'rocket',
+)
 VERSION = 1  # increase it after a change of the images or labels
 TRAIN_SHARE = 0.78  # share of the digits, and of the width of each photograph, for training
 # Brightness of the photographs. With a brightness of 1, and dark digits besides the bright ones,
@@ -34,9 +42,22 @@ VIEWS = {'val': 48, 'val_72': 72, 'val_96': 96}  # sides of the validation image
 CELL = 46  # pixels between the digits of a crowd
 # Textures: photographs, sides of the validation images, and number of patches of each photograph.
 TEXTURES = (
-    'astronaut', 'brick', 'camera', 'cat', 'coffee', 'coins', 'grass', 'gravel',
-    'hubble_deep_field', 'immunohistochemistry', 'moon', 'page', 'retina', 'rocket', 'text',
-)  # fmt: skip
+    'astronaut',
+    'brick',
+    'camera',
+    'cat',
+    'coffee',
+    'coins',
+    'grass',
+    'gravel',
+    'hubble_deep_field',
+    'immunohistochemistry',
+    'moon',
+    'page',
+    'retina',
+    'rocket',
+    'text',
+)
 TEXTURE_VIEWS = {'val': 64, 'val_96': 96, 'val_128': 128}
 PATCHES = {'train': 240, 'val': 60}
 PLAIN = 0.01  # patches whose middle has a smaller standard deviation, such as sky, are not taken
@@ -253,11 +274,17 @@ def make_detection(out: Path, seed: int) -> None:
                 inked = instance.alpha > 0.5
                 mask[instance.top : instance.bottom, instance.left : instance.right] = inked
                 box = [instance.left, instance.top, *inked.shape[::-1]]
-                annotations.append(dict(
-                    id=len(annotations) + 1,  # in COCO's evaluation, id 0 means 'no match'
-                    image_id=number, category_id=instance.label, bbox=box, area=int(inked.sum()),
-                    segmentation=run_length(mask), iscrowd=0,
-                ))  # fmt: skip
+                annotations.append(
+                    dict(
+                        id=len(annotations) + 1,  # in COCO's evaluation, id 0 means 'no match'
+                        image_id=number,
+                        category_id=instance.label,
+                        bbox=box,
+                        area=int(inked.sum()),
+                        segmentation=run_length(mask),
+                        iscrowd=0,
+                    )
+                )
         categories = [dict(id=i, name=name) for i, name in enumerate(CLASSES)]
         content = dict(images=images, annotations=annotations, categories=categories)
         (out / 'annotations' / f'{split}.json').write_text(json.dumps(content))

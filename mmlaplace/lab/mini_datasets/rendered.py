@@ -14,9 +14,22 @@ COUNTS = {'training': 1200, 'validation': 200}
 # Photographs of scikit-image that need no download, half of them grey. The last three are for
 # validation.
 PHOTOS = (
-    'brick', 'camera', 'coffee', 'coins', 'grass', 'gravel', 'hubble_deep_field',
-    'immunohistochemistry', 'moon', 'page', 'retina', 'text', 'astronaut', 'cat', 'rocket',
-)  # fmt: skip
+    'brick',
+    'camera',
+    'coffee',
+    'coins',
+    'grass',
+    'gravel',
+    'hubble_deep_field',
+    'immunohistochemistry',
+    'moon',
+    'page',
+    'retina',
+    'text',
+    'astronaut',
+    'cat',
+    'rocket',
+)
 HELD_OUT = 3
 FAR, NEAR = 8.0, 1.0  # depths, in heights of the camera
 SEGMENTS = 64  # superpixels of an image

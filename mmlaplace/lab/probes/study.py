@@ -108,9 +108,13 @@ def matches(name: str, pattern: str) -> bool:
 def settings_of(study: Study, attention: str, probe: dict, lr: float, seed: int) -> dict:
     """The settings on which a result depends. They are stored with it."""
     return dict(
-        probe=probe, attn_cfg=study.attentions[attention], lr=lr, seed=seed,
-        schedule=study.schedule, model=study.model,
-    )  # fmt: skip
+        probe=probe,
+        attn_cfg=study.attentions[attention],
+        lr=lr,
+        seed=seed,
+        schedule=study.schedule,
+        model=study.model,
+    )
 
 
 class Runner:
@@ -247,9 +251,13 @@ class Training(Job):
     def run(self) -> dict:
         settings = self.settings
         found = train_probe(
-            build_probe(settings['probe']), settings['attn_cfg'], settings['lr'], settings['seed'],
-            Schedule(**settings['schedule']), **settings['model'],
-        )  # fmt: skip
+            build_probe(settings['probe']),
+            settings['attn_cfg'],
+            settings['lr'],
+            settings['seed'],
+            Schedule(**settings['schedule']),
+            **settings['model'],
+        )
         result = dict(settings=settings, **found)
         append_result(self.runner.path, result)
         return result

@@ -38,11 +38,16 @@ def scatter(
         peers = [other for other, its_kind in kinds.items() if (its_kind == 'own') == own]
         place = peers.index(name)
         axis.plot(
-            [point[x] for point in line], [point[y] for point in line],
-            label=name if line else None, marker=MARKERS[place % len(MARKERS)], ms=7 if own else 4,
-            lw=2 if own else 1, ls='-' if own else ':', zorder=3 if own else 2,
+            [point[x] for point in line],
+            [point[y] for point in line],
+            label=name if line else None,
+            marker=MARKERS[place % len(MARKERS)],
+            ms=7 if own else 4,
+            lw=2 if own else 1,
+            ls='-' if own else ':',
+            zorder=3 if own else 2,
             color=f'C{place}' if own else str(0.35 + 0.4 * place / len(peers)),
-        )  # fmt: skip
+        )
     axis.margins(x=0.1, y=0.08)
 
 
@@ -55,9 +60,13 @@ def name_families(axis: 'Axes', points: List[dict], x: str) -> None:
         last = max((p for p in points if p['family'] == name), key=lambda point: point[x])
         own = last['kind'] == 'own'
         axis.annotate(
-            name, (last[x], last['top-1']), (-7, 4) if own else (5, -9), textcoords='offset points',
-            fontsize=8, ha='right' if own else 'left',
-        )  # fmt: skip
+            name,
+            (last[x], last['top-1']),
+            (-7, 4) if own else (5, -9),
+            textcoords='offset points',
+            fontsize=8,
+            ha='right' if own else 'left',
+        )
 
 
 def legend_below(figure: 'Figure', axis: 'Axes', columns: int) -> None:
@@ -73,9 +82,14 @@ def draw_parameters(found: dict) -> 'Figure':
     axes[0].set(xlabel='parameters (M)', ylabel='top-1 on ImageNet (%)', title=NOTE)
     for index, twin in enumerate(twins, 2):  # colours 0 and 1 are SOFT and SOFT++ on the left
         axes[1].plot(
-            twin['parameters'], twin['top-1'], marker=MARKERS[index % len(MARKERS)], ms=8, ls='',
-            color=f'C{index % 10}', label=twin['label'],
-        )  # fmt: skip
+            twin['parameters'],
+            twin['top-1'],
+            marker=MARKERS[index % len(MARKERS)],
+            ms=8,
+            ls='',
+            color=f'C{index % 10}',
+            label=twin['label'],
+        )
     if twins:
         axes[1].set(
             xlabel='parameters (M)',
@@ -94,10 +108,14 @@ def draw_memory(found: dict) -> 'Figure':
         softmax, own = name.startswith('Transformer'), name == 'SOFT'
         for axis in axes if name != 'Transformer, matrices kept' else axes[:1]:
             axis.plot(
-                [point['tokens'] for point in line], [point['MB'] for point in line], label=name,
-                marker=MARKERS[index], color=f'C{index}', lw=2.5 if own else 1.5,
+                [point['tokens'] for point in line],
+                [point['MB'] for point in line],
+                label=name,
+                marker=MARKERS[index],
+                color=f'C{index}',
+                lw=2.5 if own else 1.5,
                 ls='--' if softmax else '-',
-            )  # fmt: skip
+            )
     for axis in axes:
         axis.set(xlabel='tokens', ylim=(0, None))
     layers = f'{found["depth"]} layer{"s" * (found["depth"] > 1)}'
@@ -116,14 +134,18 @@ def draw_speed(found: dict) -> 'Figure':
     scatter(axis, points, 'speed')
     for point in points:
         axis.annotate(
-            point['label'], (point['speed'], point['top-1']), (5, -9), fontsize=7,
+            point['label'],
+            (point['speed'], point['top-1']),
+            (5, -9),
+            fontsize=7,
             textcoords='offset points',
-        )  # fmt: skip
+        )
     unit = 'images a second' if found['device'] != 'cpu' else 'images a second of processor time'
     axis.set(
         xlabel=f'{unit}, measured, batch {found["batch_size"]}',
-        ylabel='top-1 on ImageNet (%)', title=f'top-1: {NOTE}\nspeed: {where(found["machine"])}',
-    )  # fmt: skip
+        ylabel='top-1 on ImageNet (%)',
+        title=f'top-1: {NOTE}\nspeed: {where(found["machine"])}',
+    )
     axis.margins(x=0.15)
     axis.legend()
     return figure
@@ -140,8 +162,9 @@ def draw_speed_and_macs(found: dict) -> 'Figure':
     unit = 'ms' if found['device'] != 'cpu' else 'ms of processor time'
     right.set(
         xlabel=f'{unit} an image, measured, batch {found["batch_size"]}',
-        ylabel='top-1 on ImageNet (%)', title=f'top-1: {NOTE}\ntime: {where(found["machine"])}',
-    )  # fmt: skip
+        ylabel='top-1 on ImageNet (%)',
+        title=f'top-1: {NOTE}\ntime: {where(found["machine"])}',
+    )
     legend_below(figure, left, 6)
     return figure
 
@@ -208,9 +231,12 @@ def draw_rows(found: dict) -> 'Figure':
         right.bar(places, [block['entropy'] for block in blocks.values()], width, label=label)
         right.set_xticks(range(len(blocks)), list(blocks))
     left.set(
-        xscale='log', yscale='log', xlabel='keys, from the largest weight to the smallest',
-        ylabel='weight in units of equal weights', title='rows of the first block, mean',
-    )  # fmt: skip
+        xscale='log',
+        yscale='log',
+        xlabel='keys, from the largest weight to the smallest',
+        ylabel='weight in units of equal weights',
+        title='rows of the first block, mean',
+    )
     left.set_ylim(bottom=1e-3)
     right.set(xlabel='stage.block', ylabel='entropy of a row / log n', title='all blocks')
     right.set_ylim(0, 1.05)

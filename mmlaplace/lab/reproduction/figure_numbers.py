@@ -57,12 +57,15 @@ def published(table: str, *columns: str) -> List[dict]:
     """
     return [
         dict(
-            name=row.name, label=row.label, kind=row.kind, family=family(row.label),
+            name=row.name,
+            label=row.label,
+            kind=row.kind,
+            family=family(row.label),
             **{column: row.runs[0].published[column] for column in columns},
         )
         for row in read_table(table).rows
         if row.runs and set(columns) <= set(row.runs[0].published)
-    ]  # fmt: skip
+    ]
 
 
 def last_top1(path: Path) -> float:
@@ -147,10 +150,12 @@ def timed(chosen: List[Row], args: Namespace) -> Dict[str, dict]:
     for job in jobs.values():
         job()
     rounds = [
-        {name: seconds_of(job, device, time.process_time) / args.batch_size
-         for name, job in jobs.items()}
+        {
+            name: seconds_of(job, device, time.process_time) / args.batch_size
+            for name, job in jobs.items()
+        }
         for _ in range(args.rounds)
-    ]  # fmt: skip
+    ]
     return {name: min(each[name] for each in rounds) for name in jobs}
 
 
@@ -174,8 +179,11 @@ def with_seconds(
         if point['name'] in seconds:
             point['seconds'] = seconds[point['name']]
     return dict(
-        points=points, left_out=left_out, batch_size=args.batch_size, device=args.device,
-    )  # fmt: skip
+        points=points,
+        left_out=left_out,
+        batch_size=args.batch_size,
+        device=args.device,
+    )
 
 
 def speed(args: Namespace) -> dict:
@@ -351,9 +359,11 @@ def spread(same: Tensor, opposite: Tensor) -> Dict[str, float]:
     pair = torch.stack([same[..., :columns].flatten(), opposite[..., :columns].flatten()])
     return dict(
         correlation=torch.corrcoef(pair)[0, 1].item(),
-        mean_same=same.mean().item(), mean_opposite=opposite.mean().item(),
-        deviation_same=same.std().item(), deviation_opposite=opposite.std().item(),
-    )  # fmt: skip
+        mean_same=same.mean().item(),
+        mean_opposite=opposite.mean().item(),
+        deviation_same=same.std().item(),
+        deviation_opposite=opposite.std().item(),
+    )
 
 
 def rows(args: Namespace) -> dict:
@@ -368,10 +378,14 @@ def rows(args: Namespace) -> dict:
                 tokens = mixed.q.shape[2]
                 places = torch.linspace(0, tokens - 1, min(tokens, QUERIES)).long().tolist()
                 streams = (0, -1) if isinstance(mixed.attention, PolaAttention) else (0,)
-                weights = torch.stack([
-                    attention_row(mixed, place, head, channel).abs()
-                    for place in places for head in range(mixed.q.shape[1]) for channel in streams
-                ])  # fmt: skip
+                weights = torch.stack(
+                    [
+                        attention_row(mixed, place, head, channel).abs()
+                        for place in places
+                        for head in range(mixed.q.shape[1])
+                        for channel in streams
+                    ]
+                )
                 name = f'{mixed.stage + 1}.{mixed.block + 1}'
                 blocks.setdefault(name, []).append(weights)
         models[label] = {name: of_block(torch.cat(found)) for name, found in blocks.items()}

@@ -60,10 +60,12 @@ def measure(backbone: nn.Module, images: List[Tensor], name: str) -> Dict[str, L
                     for form, found in norms(mixed, m).items():
                         values.setdefault(form, {}).setdefault(m, []).extend(found)
     return {
-        form: [dict(landmarks=m, mean=float(np.mean(found)), largest=max(found))
-               for m, found in by_number.items()]
+        form: [
+            dict(landmarks=m, mean=float(np.mean(found)), largest=max(found))
+            for m, found in by_number.items()
+        ]
         for form, by_number in values.items()
-    }  # fmt: skip
+    }
 
 
 def inverse_norms(args: Namespace) -> dict:

@@ -42,9 +42,15 @@ class Training(Job):
     kind = 'runs'
 
     def __init__(
-        self, label: str, checkpoint: str, seed: int, cfg: Config, settings: Settings,
-        weights: Optional[Weights], needs: Mapping[str, Job],
-    ) -> None:  # fmt: skip
+        self,
+        label: str,
+        checkpoint: str,
+        seed: int,
+        cfg: Config,
+        settings: Settings,
+        weights: Optional[Weights],
+        needs: Mapping[str, Job],
+    ) -> None:
         self.checkpoint, self.seed, self.cfg, self.weights = checkpoint, seed, cfg, weights
         self.given = settings.weights.get(weights.row) if weights else None
         use = weights.use if weights else ''
@@ -203,9 +209,13 @@ class Training(Job):
                 f'the test wrote no log into {self.folder / "test"}; test.log may have the reason'
             )
         found = dict(
-            label=self.label, seed=self.seed, config_hash=self.key, checkpoint=checkpoint,
-            log=str(logs[-1]), scores=json.loads(logs[-1].read_bytes()),
-        )  # fmt: skip
+            label=self.label,
+            seed=self.seed,
+            config_hash=self.key,
+            checkpoint=checkpoint,
+            log=str(logs[-1]),
+            scores=json.loads(logs[-1].read_bytes()),
+        )
         if self.has_term():
             self.state = 'is looked into'
             self.call(self.term_command(checkpoint), 'terms.log', lock)
@@ -228,8 +238,10 @@ class Training(Job):
 def config_text(cfg: Config) -> str:
     """The text of a config file with all options and no base. It leaves out ``work_dir``."""
     content = {key: value for key, value in cfg.to_dict().items() if key != 'work_dir'}
-    texts = (f'{key} = {pprint.pformat(value, width=100, sort_dicts=False)}\n'
-             for key, value in content.items())  # fmt: skip
+    texts = (
+        f'{key} = {pprint.pformat(value, width=100, sort_dicts=False)}\n'
+        for key, value in content.items()
+    )
     return ''.join(texts)
 
 

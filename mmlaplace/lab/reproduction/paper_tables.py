@@ -22,14 +22,16 @@ CHECKPOINTS = ('last', 'best')
 # Folders of validation images of each task, for figures.
 IMAGES = {
     'full': dict(
-        classification='data/imagenet/val', detection='data/coco/val2017',
+        classification='data/imagenet/val',
+        detection='data/coco/val2017',
         segmentation='data/ade/ADEChallengeData2016/images/validation',
     ),
     'mini': dict(
-        classification='data/mini/classification/val', detection='data/mini/detection/val',
+        classification='data/mini/classification/val',
+        detection='data/mini/detection/val',
         segmentation='data/mini/segmentation/images/validation',
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -335,9 +337,14 @@ def _parse_row(table: str, line: int, content: Mapping[str, Any], checkpoint: st
     _check_keys(f'{where}, averages', averages, METRICS)
     texts = {key: content.get(key, '') for key in ('waits_for', 'why_not', 'note')}
     return Row(
-        name=content['name'], label=content.get('label', content['name']), kind=content['kind'],
-        line=line, runs=runs, averages=averages, **texts,
-    )  # fmt: skip
+        name=content['name'],
+        label=content.get('label', content['name']),
+        kind=content['kind'],
+        line=line,
+        runs=runs,
+        averages=averages,
+        **texts,
+    )
 
 
 def _parse_run(
@@ -368,9 +375,15 @@ def _parse_run(
     tool = tuple(content.get('tool') or ())
     small = (content.get('mini') or {}).get('tool')
     return Run(
-        name=content['name'], published=published, tool=tool, mini_tool=tuple(small or tool),
-        weights=weights, image_size=tuple(size) if size else None, checkpoint=checkpoint, **specs,
-    )  # fmt: skip
+        name=content['name'],
+        published=published,
+        tool=tool,
+        mini_tool=tuple(small or tool),
+        weights=weights,
+        image_size=tuple(size) if size else None,
+        checkpoint=checkpoint,
+        **specs,
+    )
 
 
 def _check_keys(

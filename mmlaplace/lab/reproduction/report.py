@@ -100,9 +100,16 @@ def compared(
 def row_report(row: Row, runs: List[dict]) -> Dict[str, Any]:
     """The report of a row, with those of its runs."""
     entry: Dict[str, Any] = dict(
-        name=row.name, label=row.label, kind=row.kind, line=row.line, note=row.note,
-        waits_for=row.waits_for, why_not=row.why_not, runs=runs, averages={},
-    )  # fmt: skip
+        name=row.name,
+        label=row.label,
+        kind=row.kind,
+        line=row.line,
+        note=row.note,
+        waits_for=row.waits_for,
+        why_not=row.why_not,
+        runs=runs,
+        averages={},
+    )
     for name, published in row.averages.items():
         means = [run['metrics'].get(name, {}).get('mean') for run in runs]
         at = runs[0]['metrics'][name]['at'] if runs else 'full'
@@ -138,26 +145,33 @@ def signed(value: Optional[Union[float, str]]) -> str:
 def markdown(report: dict, folder: Path) -> str:
     """The report as Markdown. Its links are relative to ``folder``."""
     lines = [
-        f'# {report["title"]}', '',
+        f'# {report["title"]}',
+        '',
         f'{report["paper"]}, {report["place"]}. Scale: {report["scale"]}. '
-        f'Seeds: {", ".join(map(str, report["seeds"]))}.', '',
-    ]  # fmt: skip
+        f'Seeds: {", ".join(map(str, report["seeds"]))}.',
+        '',
+    ]
     if report['note']:
         lines += [report['note'], '']
     if report['scale'] == 'mini':
         lines += [
             'Scores, speeds and memory are those of small copies on small data. They say nothing '
             'of the published figures, which are beside them for their order alone. Parameters and '
-            'MACs are those of the full-size models.', '',
-        ]  # fmt: skip
+            'MACs are those of the full-size models.',
+            '',
+        ]
     header = ('row', 'kind', 'metric', 'published', 'reproduced', 'difference', 'log', 'config')
     rows = [cells for row in report['rows'] for cells in _row_cells(row, folder)]
     lines.append(markdown_table(header, rows))
     notes = [f'- {row["label"]}: {row["note"]}' for row in report['rows'] if row['note']]
     lines += ['', '## Notes', '', *notes] if notes else []
     lines += _term_lines(report)
-    failed = [(row, run, *item) for row in report['rows'] for run in row['runs']
-              for item in run['failures'].items()]  # fmt: skip
+    failed = [
+        (row, run, *item)
+        for row in report['rows']
+        for run in row['runs']
+        for item in run['failures'].items()
+    ]
     if failed:
         lines += ['', '## What failed']
     for row, run, where, text in failed:
@@ -188,9 +202,12 @@ def _term_lines(report: dict) -> List[str]:
     for row in report['rows']:
         for run in row['runs']:
             for seed, terms in run['attention_terms'].items():
-                sizes = [f'{term["mixed"]:.1e} beside {term["local"]:.1e}' if 'local' in term
-                         else f'{term["mixed"]:.1e} of V {term["values"]:.1e}'
-                         for term in terms]  # fmt: skip
+                sizes = [
+                    f'{term["mixed"]:.1e} beside {term["local"]:.1e}'
+                    if 'local' in term
+                    else f'{term["mixed"]:.1e} of V {term["values"]:.1e}'
+                    for term in terms
+                ]
                 label = f'{row["label"]} {run["name"]}'.strip()
                 lines.append(f'- {label}, seed {seed}: {"; ".join(sizes)}')
     title = (
@@ -215,19 +232,35 @@ def _row_cells(row: dict, folder: Path) -> List[List[str]]:
         for name, entry in run['metrics'].items():
             unit = f'{name}, {entry["unit"]}' if entry['unit'] else name
             value = reproduced(entry) if entry['values'] else reason or failed or 'not run'
-            found.append([
-                title, row['kind'], unit, number(entry['published']), value,
-                signed(entry['difference']), ' '.join(links), hashes,
-            ])  # fmt: skip
+            found.append(
+                [
+                    title,
+                    row['kind'],
+                    unit,
+                    number(entry['published']),
+                    value,
+                    signed(entry['difference']),
+                    ' '.join(links),
+                    hashes,
+                ]
+            )
         if not run['metrics']:
             state = reason or failed or ('done' if run['config_hashes'] else 'not run')
             found.append([title, row['kind'], '–', '–', state, '–', ' '.join(links), hashes])
     for name, entry in row['averages'].items():
         value = reproduced(entry) if entry['values'] else reason or 'not run'
-        found.append([
-            f'{label}, mean', row['kind'], name, number(entry['published']), value,
-            signed(entry['difference']), '', '',
-        ])  # fmt: skip
+        found.append(
+            [
+                f'{label}, mean',
+                row['kind'],
+                name,
+                number(entry['published']),
+                value,
+                signed(entry['difference']),
+                '',
+                '',
+            ]
+        )
     return found or [[label, row['kind'], '–', '–', reason or 'not run', '–', '', '']]
 
 
@@ -282,6 +315,11 @@ def plot(report: dict, path: Path) -> bool:
 def new_report(table: Table, **about: Any) -> Dict[str, Any]:
     """A report of a table, without rows."""
     return dict(
-        table=table.name, title=table.title, paper=table.paper, place=table.place,
-        note=table.note, **about, rows=[],
-    )  # fmt: skip
+        table=table.name,
+        title=table.title,
+        paper=table.paper,
+        place=table.place,
+        note=table.note,
+        **about,
+        rows=[],
+    )

@@ -138,8 +138,9 @@ def _imported(name: str, spec: Any) -> ModuleType:
         if isinstance(error, KeyError) and 'is already registered' in str(error):
             raise
         line = getattr(error, 'lineno', None) if isinstance(error, SyntaxError) else None
-        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__)
-                 if f.filename == spec.origin]  # fmt: skip
+        lines = [
+            f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == spec.origin
+        ]
         at = line or (lines[-1] if lines else None)
         place = f'{spec.origin}:{at}' if at else spec.origin
         reason = error.msg if isinstance(error, SyntaxError) else str(error)

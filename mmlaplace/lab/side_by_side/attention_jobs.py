@@ -43,18 +43,34 @@ class Script(Job):
 
 
 def training_job(
-    name: str, host: str, seed: int, study: str, epochs: Optional[int], folder: Path,
-    data_root: Path, label: str = '',
-) -> Script:  # fmt: skip
+    name: str,
+    host: str,
+    seed: int,
+    study: str,
+    epochs: Optional[int],
+    folder: Path,
+    data_root: Path,
+    label: str = '',
+) -> Script:
     """The job that trains an attention in a folder. Messages have ``label`` in place of the name.
 
     Other arguments are those of :func:`settings_of`.
     """
     command = [
-        'attention_training.py', name, '--host', host, '--seed', str(seed), '--study', study,
-        '--work-dir', str(folder), '--data-root', str(data_root),
+        'attention_training.py',
+        name,
+        '--host',
+        host,
+        '--seed',
+        str(seed),
+        '--study',
+        study,
+        '--work-dir',
+        str(folder),
+        '--data-root',
+        str(data_root),
         *(['--epochs', str(epochs)] if epochs else []),
-    ]  # fmt: skip
+    ]
     settings = settings_of(name, host, seed, study, epochs)
     label = f'{label or name} in {host}, seed {seed}'
     return Script(label, command, folder / 'result.json', settings)
@@ -62,8 +78,17 @@ def training_job(
 
 def cost_job(name: str, host: str, sizes: Sequence[int], path: Path, label: str = '') -> Script:
     """The job that measures time and memory of a host with an attention, and writes a file."""
-    command = ['attention_cost.py', name, '--host', host, '--out', str(path), '--force',
-               '--sizes', *map(str, sizes)]  # fmt: skip
+    command = [
+        'attention_cost.py',
+        name,
+        '--host',
+        host,
+        '--out',
+        str(path),
+        '--force',
+        '--sizes',
+        *map(str, sizes),
+    ]
     settings = cost_settings(name, host, sizes)
     return Script(f'{label or name}, time and memory', command, path, settings)
 

@@ -18,10 +18,17 @@ from .seed_differences import (
 )
 
 MATRIX_HEADERS = {
-    'row_sum': 'row sum', 'row_sum_deviation': '± over rows', 'negative': 'negative',
-    'entropy': 'entropy', 'sharpness': 'largest', 'rank': 'rank', 'row_distance': 'rows apart',
-    'near': 'near', 'middle': 'middle', 'far': 'far',
-}  # fmt: skip
+    'row_sum': 'row sum',
+    'row_sum_deviation': '± over rows',
+    'negative': 'negative',
+    'entropy': 'entropy',
+    'sharpness': 'largest',
+    'rank': 'rank',
+    'row_distance': 'rows apart',
+    'near': 'near',
+    'middle': 'middle',
+    'far': 'far',
+}
 
 
 def markdown(header: List[str], rows: List[List[str]]) -> str:
@@ -47,9 +54,14 @@ def accuracy_table(results: List[dict]) -> str:
         counts = (f'{runs[0]["parameters"] / 1e3:.0f}', f'{runs[0]["macs"] / 1e6:.1f}')
         # Runs that were interrupted and resumed have no time.
         known = [run['seconds'] for run in runs if run['seconds'] is not None]
-        rows.append([
-            short(name), *top1, *counts, f'{statistics.median(known):.0f}' if known else '-',
-        ])  # fmt: skip
+        rows.append(
+            [
+                short(name),
+                *top1,
+                *counts,
+                f'{statistics.median(known):.0f}' if known else '-',
+            ]
+        )
     return markdown(['attention', *columns, 'K params', 'M MACs', 's a run'], rows)
 
 
@@ -80,8 +92,9 @@ def ablation_table(results: List[dict], names: Sequence[str]) -> str:
             f'± {half_width(apart[name]):.2f}' if name in apart else '',
             str(len(apart.get(name, found[name]))),
         ]
-        for name in names if name in apart or (name == names[0] and apart)
-    ]  # fmt: skip
+        for name in names
+        if name in apart or (name == names[0] and apart)
+    ]
     header = ['attention', *columns, 'difference', '95 % interval', 'seeds']
     return markdown(header, rows) if len(rows) > 1 else ''
 
@@ -165,8 +178,9 @@ def sections(content: dict) -> Iterator[Tuple[str, str]]:
             title = f'matrices of stage {stages[0]}, first seed: {key}'
             yield title, matrix_table(results, stages[0])
     for host, costs in costs_by_host(content['costs']).items():
-        rows = (row for cost in costs.values() for of_pass in cost.values()
-                for row in of_pass['rows'])  # fmt: skip
+        rows = (
+            row for cost in costs.values() for of_pass in cost.values() for row in of_pass['rows']
+        )
         sizes = sorted({row['side'] for row in rows})
         yield f'time in ms, batch 1, one thread: {host}', cost_table(costs, sizes, 'seconds', 1e3)
         yield f'peak memory of tensors in MB: {host}', cost_table(costs, sizes, 'MB', 1)
@@ -246,8 +260,9 @@ def plot_cost(costs: Dict[str, dict], path: Path) -> None:
         for index, side in enumerate(sides):
             points = [
                 (found[name][side][key] * scale, row)
-                for row, name in enumerate(names) if side in found[name]
-            ]  # fmt: skip
+                for row, name in enumerate(names)
+                if side in found[name]
+            ]
             color = colors((index + 0.5) / len(sides))
             axis.plot(*zip(*points), 'o', markersize=5, color=color, label=f'{side}²')
         axis.set(xscale='log', ylim=(-1, len(names)))

@@ -114,22 +114,26 @@ def in_windows(attn_cfg: dict) -> List:
 
 
 SMALL = dict(
-    embed_dims=[16, 32, 64, 128], depths=[1, 1, 2, 1], num_heads=[1, 1, 2, 4],
+    embed_dims=[16, 32, 64, 128],
+    depths=[1, 1, 2, 1],
+    num_heads=[1, 1, 2, 4],
     ffn_ratios=[4, 4, 4, 4],
-)  # fmt: skip
+)
 SHORT = dict(embed_dims=[64], depths=[4], num_heads=[2], ffn_ratios=[4])
 # Host: config of the backbone, channels of its last map, and function that makes ``attn_cfg`` from
 # the attention's config.
 HOSTS: Dict[str, Tuple[Dict[str, Any], int, Callable[[dict], Any]]] = {
     'laplacianformer': (dict(type='LaplacianFormer', arch='micro'), 128, lambda cfg: cfg),
     # 28 x 28 pixels give 14 x 14 tokens in the first stage.
-    'small_images': (dict(type='LaplacianFormer', arch=SMALL, strides=[2, 2, 2, 2]), 128,
-                     lambda cfg: cfg),
-    'vit': (dict(type='ViT', arch=SHORT, patch_size=4, with_cls_token=False), 64,
-            lambda cfg: cfg),
+    'small_images': (
+        dict(type='LaplacianFormer', arch=SMALL, strides=[2, 2, 2, 2]),
+        128,
+        lambda cfg: cfg,
+    ),
+    'vit': (dict(type='ViT', arch=SHORT, patch_size=4, with_cls_token=False), 64, lambda cfg: cfg),
     'swin': (dict(type='Swin', arch='micro'), 256, in_windows),
     'pvt': (dict(type='PVT', arch='micro'), 128, lambda cfg: cfg),
-}  # fmt: skip
+}
 # Further candidates: registered attentions with other options.
 WITH_OPTIONS = {
     'LaplacianAttention, Gaussian': dict(type='LaplacianAttention', kernel='gaussian'),
@@ -141,24 +145,34 @@ WITH_OPTIONS = {
 # key above have its name, so one training serves both tables.
 ABLATIONS: Dict[str, Tuple[str, ...]] = {
     'bandwidth': (
-        'LaplacianAttention', *(f'LaplacianAttention, bandwidth={x}' for x in (0.5, 1, 2, 8)),
+        'LaplacianAttention',
+        *(f'LaplacianAttention, bandwidth={x}' for x in (0.5, 1, 2, 8)),
     ),
     'kernel': ('LaplacianAttention', 'LaplacianAttention, Gaussian', 'NystromformerAttention'),
     'whitening': (
-        'LaplacianAttention', 'LaplacianAttention, literal', 'LaplacianAttention, whitening=none',
+        'LaplacianAttention',
+        'LaplacianAttention, literal',
+        'LaplacianAttention, whitening=none',
     ),
     'landmarks': (
-        'LaplacianAttention', *(f'LaplacianAttention, num_landmarks={x}' for x in (9, 25, 49, 100)),
+        'LaplacianAttention',
+        *(f'LaplacianAttention, num_landmarks={x}' for x in (9, 25, 49, 100)),
     ),
     'soft': (
-        'SOFTAttention', 'SOFTAttention, normalized=false', 'SOFTAttention, solver=cholesky',
-        'SOFTAttention, landmark_method=pool', 'SOFTAttention, lepe_kernel=0',
+        'SOFTAttention',
+        'SOFTAttention, normalized=false',
+        'SOFTAttention, solver=cholesky',
+        'SOFTAttention, landmark_method=pool',
+        'SOFTAttention, lepe_kernel=0',
     ),
     'polaformer': (
-        'PolaAttention', 'PolaAttention, polarity=false', 'PolaAttention, gate=false',
-        'PolaAttention, power=1', 'PolaAttention, power=3',
+        'PolaAttention',
+        'PolaAttention, polarity=false',
+        'PolaAttention, gate=false',
+        'PolaAttention, power=1',
+        'PolaAttention, power=3',
     ),
-}  # fmt: skip
+}
 
 
 def candidates() -> Dict[str, dict]:
@@ -230,10 +244,12 @@ def phase_cfg(host: str, attn_cfg: dict, phase: Phase, study: Study, data_root: 
         if study.dataset == 'FashionMNIST':
             # Grey images that need not be loaded. The model's normalisation repeats them for RGB.
             loader.dataset = dict(
-                type=study.dataset, test_mode=loader is not cfg.train_dataloader, download=False,
+                type=study.dataset,
+                test_mode=loader is not cfg.train_dataloader,
+                download=False,
                 pipeline=loader.dataset.pipeline[1:],
                 split='train' if loader is cfg.train_dataloader else 'test',
-            )  # fmt: skip
+            )
         loader.dataset.data_root = str(data_root / phase.data)
         loader.update(num_workers=0, persistent_workers=False)  # parallel runs share the cores
     cfg.optim_wrapper.optimizer.lr = phase.lr
@@ -262,9 +278,13 @@ def settings_of(name: str, host: str, seed: int, study: str, epochs: Optional[in
     if epochs:
         phases = tuple(phase._replace(epochs=epochs) for phase in phases)
     return dict(
-        attention=name, attn_cfg=config_of(name), host=host, seed=seed, study=study,
+        attention=name,
+        attn_cfg=config_of(name),
+        host=host,
+        seed=seed,
+        study=study,
         phases=[phase._asdict() for phase in phases],
-    )  # fmt: skip
+    )
 
 
 def cost_settings(name: str, host: str, sizes: Sequence[int]) -> dict:

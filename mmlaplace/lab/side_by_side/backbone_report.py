@@ -136,11 +136,14 @@ def plot(result: dict, path: Path) -> None:
             ]
             if points:
                 axis.plot(
-                    *zip(*points), ls=LINES[result['modes'].index(mode) % len(LINES)],
-                    marker=MARKERS[index % len(MARKERS)], lw=1.5 if index else 3,
-                    color=colormap.colors[index % colormap.N], zorder=2 if index else 3,
+                    *zip(*points),
+                    ls=LINES[result['modes'].index(mode) % len(LINES)],
+                    marker=MARKERS[index % len(MARKERS)],
+                    lw=1.5 if index else 3,
+                    color=colormap.colors[index % colormap.N],
+                    zorder=2 if index else 3,
                     label=label if mode == 'eager' else f'{label}, {mode}',
-                )  # fmt: skip
+                )
         axis.set(xscale='log', yscale='log', xlabel='side of the image (pixels)', title=title)
         sides = sorted({row['side'] for row in rows if key != 'MB' or row['batch'] == batch})
         axis.set_xticks(sides, [str(side) for side in sides])
@@ -192,8 +195,9 @@ def plot_top1(result: dict, path: Path) -> None:
         batches = sorted({batch for _, batch in points.values()})
         axis.set(
             xlabel=f'images a second, measured, batch {" or ".join(map(str, batches)) or "-"}',
-            ylabel='top-1, published (%), not reproduced here', title=mode,
-        )  # fmt: skip
+            ylabel='top-1, published (%), not reproduced here',
+            title=mode,
+        )
         if points:
             axis.legend(fontsize='small')
     step = 'forward and backward' if result['train'] else 'forward'

@@ -36,8 +36,11 @@ def differences(results: List[dict], base: str = 'SoftmaxAttention') -> Dict[str
         for name, runs in found.items()
     }
     own = top1.get(base, {})
-    pairs = {name: [one[seed] - own[seed] for seed in one if seed in own]
-             for name, one in top1.items() if name != base}  # fmt: skip
+    pairs = {
+        name: [one[seed] - own[seed] for seed in one if seed in own]
+        for name, one in top1.items()
+        if name != base
+    }
     return {name: values for name, values in pairs.items() if len(values) > 1}
 
 
@@ -57,8 +60,10 @@ def deviation_of_seeds(results: List[dict]) -> Tuple[float, int]:
     difference of equal seeds. The deviation is NaN where nothing is left to tell it, as with one
     seed or one attention.
     """
-    runs = {name: {run['settings']['seed']: mean_top1([run]) for run in one}
-            for name, one in by_attention(results).items()}  # fmt: skip
+    runs = {
+        name: {run['settings']['seed']: mean_top1([run]) for run in one}
+        for name, one in by_attention(results).items()
+    }
     pairs = [(name, seed) for name, one in runs.items() for seed in one]
     effects = [*runs, *{seed for _, seed in pairs}]
     model = np.array([[effect in pair for effect in effects] for pair in pairs], float)
@@ -84,8 +89,11 @@ def least_difference(deviation: float, free: int, seeds: int) -> float:
 
 def least_stable(results: List[dict]) -> str:
     """The attention whose seeds differ most, or ``''`` where none has two."""
-    alone = {name: [mean_top1([run]) for run in runs]
-             for name, runs in by_attention(results).items() if len(runs) > 1}  # fmt: skip
+    alone = {
+        name: [mean_top1([run]) for run in runs]
+        for name, runs in by_attention(results).items()
+        if len(runs) > 1
+    }
     return max(alone, key=lambda name: statistics.stdev(alone[name]), default='')
 
 

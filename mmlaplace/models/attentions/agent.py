@@ -51,10 +51,15 @@ class AgentAttention(AgentBiases, QKVAttention):
     tested_options = (dict(num_landmarks=9, sr_ratio=2), dict(agent_shape=(2, 5), rope=True))
 
     def __init__(
-        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        num_landmarks: int = 49, agent_shape: Optional[Tuple[int, int]] = None,
-        num_prefix_tokens: int = 0, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        embed_dims: int,
+        num_heads: int,
+        input_resolution: Tuple[int, int],
+        num_landmarks: int = 49,
+        agent_shape: Optional[Tuple[int, int]] = None,
+        num_prefix_tokens: int = 0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         self.num_prefix_tokens = num_prefix_tokens
         self.landmarks = Agents(num_landmarks, agent_shape)

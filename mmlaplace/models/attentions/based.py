@@ -50,9 +50,14 @@ class BasedAttention(QKVAttention):
     tested_options = (dict(form='linear', rope=True, lepe_kernel=3), dict(form='direct'))
 
     def __init__(
-        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        form: str = 'auto', eps: float = 1e-12, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        embed_dims: int,
+        num_heads: int,
+        input_resolution: Tuple[int, int],
+        form: str = 'auto',
+        eps: float = 1e-12,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         self.form = known_form(form)
         self.eps = eps

@@ -142,6 +142,7 @@ def _correlate_by_matrices(x: Tensor, y: Tensor) -> Tensor:
     (a, b), (c, d) = transform(x), transform(y)
     real, imaginary = a * c + b * d, a * d - b * c  # of the conjugate of x, times y
     real, imaginary = (
-        rows_cos @ real - rows_sin @ imaginary, rows_cos @ imaginary + rows_sin @ real
-    )  # fmt: skip
+        rows_cos @ real - rows_sin @ imaginary,
+        rows_cos @ imaginary + rows_sin @ real,
+    )
     return (real @ cos - imaginary @ sin) / (height * width)

@@ -58,9 +58,14 @@ class CosformerAttention(QKVAttention):
     tested_options = (dict(positions='flattened', lepe_kernel=3), dict(rope=True))
 
     def __init__(
-        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        positions: str = 'map', eps: float = 1e-6, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        embed_dims: int,
+        num_heads: int,
+        input_resolution: Tuple[int, int],
+        positions: str = 'map',
+        eps: float = 1e-6,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         if positions not in POSITIONS:
             raise ValueError(f'positions must be one of {POSITIONS}, got {positions!r}')

@@ -57,9 +57,13 @@ class CrossShapedAttention(QKVAttention):
     tested_options = (dict(stripe_width=2, lepe_filters='head_channel', rope=True),)
 
     def __init__(
-        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        stripe_width: int = 7, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        embed_dims: int,
+        num_heads: int,
+        input_resolution: Tuple[int, int],
+        stripe_width: int = 7,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         check_counts(stripe_width=stripe_width)
         self.stripe_width = stripe_width
@@ -94,9 +98,12 @@ class CrossShapedAttention(QKVAttention):
             own = slice(heads.start * dims, heads.stop * dims)
             maps = tokens_to_map(split_stripes(v[..., own], hw_shape, side), side)
             maps = F.conv2d(
-                maps, weight[own], None if bias is None else bias[own],
-                padding=self.frame.lepe_kernel // 2, groups=maps.shape[1],
-            )  # fmt: skip
+                maps,
+                weight[own],
+                None if bias is None else bias[own],
+                padding=self.frame.lepe_kernel // 2,
+                groups=maps.shape[1],
+            )
             outs.append(join_stripes(map_to_tokens(maps), hw_shape, side))
         return torch.cat(outs, dim=2)
 

@@ -85,9 +85,15 @@ class EcoFormerAttention(QKVAttention):
     tested_options = (dict(offset='own', num_bits=8), dict(rope=True, lepe_kernel=3))
 
     def __init__(
-        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        num_bits: int = 16, num_anchors: int = 25, offset: str = 'all', **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        embed_dims: int,
+        num_heads: int,
+        input_resolution: Tuple[int, int],
+        num_bits: int = 16,
+        num_anchors: int = 25,
+        offset: str = 'all',
+        **kwargs: Any,
+    ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         if offset not in OFFSETS:
             raise ValueError(f'offset must be one of {OFFSETS}, got {offset!r}')
@@ -106,8 +112,9 @@ class EcoFormerAttention(QKVAttention):
     def codes(self, x: Tensor) -> Tensor:
         """Signs ``(B, heads, N, b)`` of queries ``(B, heads, N, d)`` of at least fp32."""
         x = unit_vectors(x)
-        anchors, means, directions = (p.to(x.dtype) for p in (
-            self.anchors, self.means, self.directions))  # fmt: skip
+        anchors, means, directions = (
+            p.to(x.dtype) for p in (self.anchors, self.means, self.directions)
+        )
         squares = x.square().sum(-1, keepdim=True) + anchors.square().sum(-1).unsqueeze(-2)
         distances = squares - 2 * x @ anchors.transpose(-2, -1)  # (B, heads, N, m)
         kernel = (-distances / (2 * distances.mean((-2, -1), keepdim=True))).exp()

@@ -43,10 +43,15 @@ class EfficientLinearAttention(QKVAttention):
     tested_options = (dict(rope=True), dict(sr_ratio=2), dict(key_dims=24, lepe_kernel=3))
 
     def __init__(
-        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        residual: bool = False, key_dims: Optional[int] = None, value_dims: Optional[int] = None,
+        self,
+        embed_dims: int,
+        num_heads: int,
+        input_resolution: Tuple[int, int],
+        residual: bool = False,
+        key_dims: Optional[int] = None,
+        value_dims: Optional[int] = None,
         **kwargs: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         key_dims, value_dims = (
             embed_dims if given is None else given for given in (key_dims, value_dims)
         )

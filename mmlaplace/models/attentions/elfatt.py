@@ -64,9 +64,13 @@ class ELFATTAttention(QKVAttention):
     tested_options = (dict(window_size=3, lepe_filters='head_channel', rope=True),)
 
     def __init__(
-        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        window_size: int = 7, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        embed_dims: int,
+        num_heads: int,
+        input_resolution: Tuple[int, int],
+        window_size: int = 7,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         check_counts(window_size=window_size)
         if embed_dims == 1:

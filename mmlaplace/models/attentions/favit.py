@@ -66,10 +66,14 @@ class FaViTAttention(BaseAttention):
     tested_options = (dict(sr_ratio=1), dict(average='runs'))
 
     def __init__(
-        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        sr_ratio: int = 2, average: str = 'places',
+        self,
+        embed_dims: int,
+        num_heads: int,
+        input_resolution: Tuple[int, int],
+        sr_ratio: int = 2,
+        average: str = 'places',
         init_cfg: Union[dict, List[dict], None] = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
         if average not in AVERAGES:
             raise ValueError(f'average must be one of {AVERAGES}, got {average!r}')

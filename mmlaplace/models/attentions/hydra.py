@@ -41,9 +41,13 @@ class HydraAttention(QKVAttention):
     tested_options = (dict(scaled=False, lepe_kernel=3),)
 
     def __init__(
-        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        scaled: bool = True, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        embed_dims: int,
+        num_heads: int,
+        input_resolution: Tuple[int, int],
+        scaled: bool = True,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         self.scaled = scaled
 

@@ -176,10 +176,19 @@ class LaplacianAttention(QKVAttention):
         if self.rotary is not None:
             rotary, form = self.rotary.table(k, hw_shape), self.rotary.form
         return landmark_attention(
-            q, k, v, self.gamma, rotary, form, *hw_shape, *self.landmarks.cells(hw_shape),
-            self.kernel, float(self.bandwidth), float(self.ridge),
+            q,
+            k,
+            v,
+            self.gamma,
+            rotary,
+            form,
+            *hw_shape,
+            *self.landmarks.cells(hw_shape),
+            self.kernel,
+            float(self.bandwidth),
+            float(self.ridge),
             None if self.whitening == 'none' else float(self.whitening_eps),
-        )  # fmt: skip
+        )
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         if q.is_cuda and hw_shape is not None and self.has_own_steps():
@@ -197,6 +206,13 @@ class LaplacianAttention(QKVAttention):
         if self.rotary is not None:
             options.update(rotary=self.rotary.table(k, hw_shape), rotary_form=self.rotary.form)
         return nystrom_attention(
-            q, k, v, landmarks, inverse, self.bandwidth,
-            kernel=self.kernel, scale=scale, **options,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            landmarks,
+            inverse,
+            self.bandwidth,
+            kernel=self.kernel,
+            scale=scale,
+            **options,
+        )

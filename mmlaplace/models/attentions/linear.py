@@ -38,9 +38,13 @@ class LinearAttention(QKVAttention):
     tested_options = (dict(rope=True, lepe_kernel=3), dict(sr_ratio=2))
 
     def __init__(
-        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        eps: float = 1e-6, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        embed_dims: int,
+        num_heads: int,
+        input_resolution: Tuple[int, int],
+        eps: float = 1e-6,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         self.eps = eps
 

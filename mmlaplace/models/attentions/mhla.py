@@ -80,10 +80,18 @@ class MHLAAttention(QKVAttention):
     )
 
     def __init__(
-        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        grid: int = 4, transform: str = 'cos', exp_sigma: float = 3.0, normalizer: str = 'weights',
-        pre_norm: bool = False, qk_norm: bool = False, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        embed_dims: int,
+        num_heads: int,
+        input_resolution: Tuple[int, int],
+        grid: int = 4,
+        transform: str = 'cos',
+        exp_sigma: float = 3.0,
+        normalizer: str = 'weights',
+        pre_norm: bool = False,
+        qk_norm: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         if transform not in STARTS:
             raise ValueError(f'transform must be one of {tuple(STARTS)}, got {transform!r}')
@@ -100,8 +108,9 @@ class MHLAAttention(QKVAttention):
         self.mixture = nn.Parameter(start)  # M
         self.norm = nn.LayerNorm(embed_dims) if pre_norm else nn.Identity()
         eps = torch.finfo(torch.float32).eps
-        self.q_norm, self.k_norm = (RMSNorm(embed_dims, eps) if qk_norm else nn.Identity()
-                                    for _ in 'qk')  # fmt: skip
+        self.q_norm, self.k_norm = (
+            RMSNorm(embed_dims, eps) if qk_norm else nn.Identity() for _ in 'qk'
+        )
 
     def project(self, x: Tensor, hw_shape: Tuple[int, int]) -> Projected:
         projected = super().project(self.norm(x), hw_shape)

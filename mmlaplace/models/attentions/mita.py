@@ -70,10 +70,17 @@ class MiTAAttention(QKVAttention):
     )
 
     def __init__(
-        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        num_landmarks: int = 25, topk: int = 25, routes: int = 1, shared: bool = True,
-        num_prefix_tokens: int = 0, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        embed_dims: int,
+        num_heads: int,
+        input_resolution: Tuple[int, int],
+        num_landmarks: int = 25,
+        topk: int = 25,
+        routes: int = 1,
+        shared: bool = True,
+        num_prefix_tokens: int = 0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         check_counts(topk=topk, routes=routes)
         self.landmarks = Landmarks(num_landmarks)

@@ -82,9 +82,13 @@ class NaLaAttention(QKVAttention):
     tested_options = (dict(rope_on='query_key', directions='cosine'), dict(rope=False, sr_ratio=2))
 
     def __init__(
-        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        directions: str = 'signs', **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        embed_dims: int,
+        num_heads: int,
+        input_resolution: Tuple[int, int],
+        directions: str = 'signs',
+        **kwargs: Any,
+    ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         if directions not in DIRECTIONS:
             raise ValueError(f'directions must be one of {DIRECTIONS}, got {directions!r}')

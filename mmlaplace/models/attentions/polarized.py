@@ -76,9 +76,11 @@ class PolarizedAttention(BaseAttention):
             self.up: nn.Module = nn.Linear(half, embed_dims, bias=False)
         else:
             self.up = nn.Sequential(
-                nn.Linear(half, eighth), nn.LayerNorm(eighth), nn.ReLU(),
+                nn.Linear(half, eighth),
+                nn.LayerNorm(eighth),
+                nn.ReLU(),
                 nn.Linear(eighth, embed_dims),
-            )  # fmt: skip
+            )
         self.mean = nn.Linear(embed_dims, half, bias=False)
         self.token = nn.Linear(embed_dims, half, bias=False)
 

@@ -97,10 +97,16 @@ class ReformerAttention(QKVAttention):
     not_promised = dict(linear='small maps are computed over all pairs, which is cheaper there')
 
     def __init__(
-        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        bucket_size: int = 64, num_hashes: int = 8, form: str = 'auto', duplicates: bool = True,
+        self,
+        embed_dims: int,
+        num_heads: int,
+        input_resolution: Tuple[int, int],
+        bucket_size: int = 64,
+        num_hashes: int = 8,
+        form: str = 'auto',
+        duplicates: bool = True,
         **kwargs: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         check_counts(bucket_size=bucket_size, num_hashes=num_hashes)
         if form not in FORMS:
@@ -222,9 +228,15 @@ class ReformerAttention(QKVAttention):
         return count
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, q_place: Tensor, k_place: Tensor,
-        hidden: Optional[Tensor], counts: Optional[Tensor],
-    ) -> Tuple[Tensor, Tensor]:  # fmt: skip
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        q_place: Tensor,
+        k_place: Tensor,
+        hidden: Optional[Tensor],
+        counts: Optional[Tensor],
+    ) -> Tuple[Tensor, Tensor]:
         """Mixed values and the logarithm of the sum of the exponentials, ``(..., 1)``.
 
         A pass over the scores takes about as long as a product. So they change in place, and a

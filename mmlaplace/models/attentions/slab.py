@@ -43,9 +43,13 @@ class SLABAttention(QKVAttention):
     tested_options = (dict(sr_ratio=2), dict(key_positions=False, rope=True))
 
     def __init__(
-        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        eps: float = 1e-6, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        embed_dims: int,
+        num_heads: int,
+        input_resolution: Tuple[int, int],
+        eps: float = 1e-6,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         self.eps = eps
         if self.key_positions is not None:

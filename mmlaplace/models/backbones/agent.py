@@ -46,11 +46,15 @@ SWIN = NameTable(
 )
 DEIT = NameTable(
     vit_rows(
-        {**AGENT, 'qkv.': 'qkv.', 'ac_bias': ('gather_prefix', first),
-         'ca_bias': ('spread_prefix', of_prefix)}
+        {
+            **AGENT,
+            'qkv.': 'qkv.',
+            'ac_bias': ('gather_prefix', first),
+            'ca_bias': ('spread_prefix', of_prefix),
+        }
     ),
     identifying=(*IDENTIFYING, 'blocks.0.attn.ac_bias'),
-)  # fmt: skip
+)
 CSWIN = NameTable(
     cswin.cswin_rows({**AGENT, 'get_v.': 'lepe.conv.'}),
     identifying=(*cswin.IDENTIFYING, 'stage1.0.attns.0.an_bias'),
@@ -169,18 +173,24 @@ SWIN_FILES = {
 }
 PVT_FILES = {
     'mask-rcnn_agent-pvt-{}_fpn_1x_coco': dict(
-        tiny='79cbc3a7b7a24a0b92c1', small='8e333aa6b55e45d4b76c',
-        medium='6401bf2b227046a58fc3', large='8fa3d506f1e24099b99f',
+        tiny='79cbc3a7b7a24a0b92c1',
+        small='8e333aa6b55e45d4b76c',
+        medium='6401bf2b227046a58fc3',
+        large='8fa3d506f1e24099b99f',
     ),
     'retinanet_agent-pvt-{}_fpn_1x_coco': dict(
-        tiny='d3c1dbe0243d4775aafd', small='d427a52511f64ab5a928',
-        medium='81d6c824d9f244a192a3', large='2dc5b1f685fd4ecf8db5',
+        tiny='d3c1dbe0243d4775aafd',
+        small='d427a52511f64ab5a928',
+        medium='81d6c824d9f244a192a3',
+        large='2dc5b1f685fd4ecf8db5',
     ),
     'agent-pvt-{}_fpn_8xb2-40k_ade20k-512x512': dict(
-        tiny='5e7bf988b4b74efe8654', small='11332fa565e443678e4c',
-        medium='', large='0da8b58581214f85974f',
+        tiny='5e7bf988b4b74efe8654',
+        small='11332fa565e443678e4c',
+        medium='',
+        large='0da8b58581214f85974f',
     ),
-}  # fmt: skip
+}
 ADDRESS = CLOUD + '/{}/?dl=1'
 DENSE = {
     **dense_models(SWIN_FILES, 'agent_swin_{}', SWIN.of_maps(MAP_NORMS), ADDRESS),

@@ -20,7 +20,10 @@ PUBLISHED = {
     f'circulant_deit_{size}': PublishedModel(
         (NAMES,),
         dict(
-            type='ViT', arch=size, with_cls_token=False, cpe_kernel=3,
+            type='ViT',
+            arch=size,
+            with_cls_token=False,
+            cpe_kernel=3,
             attn_cfg=dict(type='CirculantAttention'),
         ),
         f'{CLOUD}/{digits}/?dl=1',
@@ -28,7 +31,7 @@ PUBLISHED = {
     for size, digits in dict(
         tiny='51b342f641b440a9ad53', small='02d8767a0981445b9606', base='0dee573498554f11a6c7'
     ).items()
-}  # fmt: skip
+}
 FAMILY = Family(
     published=PUBLISHED,
     # Evaluated as data/build.py does: the centre of the shorter side, by timm's defaults.

@@ -242,8 +242,11 @@ MEAN_ROWS: Rows = {
     'pos_embed': ('stages.0.position.map', position_map),
 }
 IDENTIFYING_MEAN = (
-    'patch_embed.proj.weight', 'pos_embed', 'blocks.0.attn.qkv.weight', 'norm.weight',
-)  # fmt: skip
+    'patch_embed.proj.weight',
+    'pos_embed',
+    'blocks.0.attn.qkv.weight',
+    'norm.weight',
+)
 MEAN_NAMES = NameTable(MEAN_ROWS, IDENTIFYING_MEAN)
 SIGLIP_NAMES = NameTable(
     {
@@ -293,20 +296,47 @@ PUBLISHED.update(
 CLIP = dict(position_norm=True, norm_cfg=dict(type='LN', eps=1e-5))
 OF_OPENAI = dict(CLIP, act_cfg=dict(type='QuickGELU'))
 PUBLISHED.update(
-    (name, PublishedModel(names, dict(type='ViT', smooth_positions=True, **options),
-                          page=f'https://huggingface.co/timm/{page}', head=False))
-    for name, names, page, options in (
-        ('clip_quickgelu_base', (CLIP_NAMES,), 'vit_base_patch16_clip_quickgelu_224.openai',
-         dict(OF_OPENAI, arch='base')),
-        ('clip_quickgelu_large', (CLIP_NAMES,), 'vit_large_patch14_clip_quickgelu_224.openai',
-         dict(OF_OPENAI, arch='large', patch_size=14)),
-        ('clip_base', (CLIP_NAMES,), 'vit_base_patch16_clip_224.laion2b', dict(CLIP, arch='base')),
-        ('clip_large', (CLIP_NAMES,), 'vit_large_patch14_clip_224.laion2b',
-         dict(CLIP, arch='large', patch_size=14)),
-        ('siglip_base', (SIGLIP_NAMES, MEAN_NAMES), 'vit_base_patch16_siglip_224.webli',
-         dict(arch='base', with_cls_token=False)),
-        ('siglip_large', (SIGLIP_NAMES, MEAN_NAMES), 'vit_large_patch16_siglip_256.webli',
-         dict(arch='large', with_cls_token=False, img_size=256)),
+    (
+        name,
+        PublishedModel(
+            names,
+            dict(type='ViT', smooth_positions=True, **options),
+            page=f'https://huggingface.co/timm/{page}',
+            head=False,
+        ),
     )
-)  # fmt: skip
+    for name, names, page, options in (
+        (
+            'clip_quickgelu_base',
+            (CLIP_NAMES,),
+            'vit_base_patch16_clip_quickgelu_224.openai',
+            dict(OF_OPENAI, arch='base'),
+        ),
+        (
+            'clip_quickgelu_large',
+            (CLIP_NAMES,),
+            'vit_large_patch14_clip_quickgelu_224.openai',
+            dict(OF_OPENAI, arch='large', patch_size=14),
+        ),
+        ('clip_base', (CLIP_NAMES,), 'vit_base_patch16_clip_224.laion2b', dict(CLIP, arch='base')),
+        (
+            'clip_large',
+            (CLIP_NAMES,),
+            'vit_large_patch14_clip_224.laion2b',
+            dict(CLIP, arch='large', patch_size=14),
+        ),
+        (
+            'siglip_base',
+            (SIGLIP_NAMES, MEAN_NAMES),
+            'vit_base_patch16_siglip_224.webli',
+            dict(arch='base', with_cls_token=False),
+        ),
+        (
+            'siglip_large',
+            (SIGLIP_NAMES, MEAN_NAMES),
+            'vit_large_patch16_siglip_256.webli',
+            dict(arch='large', with_cls_token=False, img_size=256),
+        ),
+    )
+)
 FAMILY = Family({ViT: 'deit'}, PUBLISHED)

@@ -323,8 +323,10 @@ def _timm(large: bool, kinds: Sequence[str]) -> NameTable:
 
 SMALL = ('depthwise', *('inverted',) * 4)
 LARGE = ('plain', 'fused', 'fused', 'inverted', 'inverted')
-NAMES = {large: (_authors(large, kinds), _timm(large, kinds))
-         for large, kinds in ((False, SMALL), (True, LARGE))}  # fmt: skip
+NAMES = {
+    large: (_authors(large, kinds), _timm(large, kinds))
+    for large, kinds in ((False, SMALL), (True, LARGE))
+}
 
 HUB = 'https://huggingface.co'
 SIZES: Dict[str, Tuple[int, int, int, Tuple[int, ...]]] = {

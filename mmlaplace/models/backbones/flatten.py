@@ -17,9 +17,7 @@ FLATTEN: Rows = {
     'scale': ('scale', flat),
     'positional_encoding': ('key_positions', position_map),
 }
-FLATTEN_WINDOWS: Rows = {
-    **FLATTEN, **WINDOWS, 'positional_encoding': ('key_positions', square_map)
-}  # fmt: skip
+FLATTEN_WINDOWS: Rows = {**FLATTEN, **WINDOWS, 'positional_encoding': ('key_positions', square_map)}
 IDENTIFYING = (
     'block1.0.attn.positional_encoding',
     'block1.0.attn.scale',

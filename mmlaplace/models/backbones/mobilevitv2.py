@@ -258,13 +258,14 @@ def _rows(stem: str, stage: str, first: int, names: Sequence[str], conv: Rows) -
     return rows
 
 
-TIMM_ROWS = _rows(
-    'stem.', 'stages.{}.', 0, ('conv1_1x1', 'conv2_kxk', 'conv3_1x1'), TIMM_CONV
-)  # fmt: skip
+TIMM_ROWS = _rows('stem.', 'stages.{}.', 0, ('conv1_1x1', 'conv2_kxk', 'conv3_1x1'), TIMM_CONV)
 AUTHORS_ROWS = _rows(
-    'conv_1.', 'layer_{}.', 1, [f'block.{name}' for name in ('exp_1x1', 'conv_3x3', 'red_1x1')],
+    'conv_1.',
+    'layer_{}.',
+    1,
+    [f'block.{name}' for name in ('exp_1x1', 'conv_3x3', 'red_1x1')],
     CONV,
-)  # fmt: skip
+)
 for i, depth in enumerate(DEPTHS, 1):
     own = f'stages.{i}.'
     timm, authors = f'stages.{i + 1}.1.', f'layer_{i + 2}.1.'
@@ -339,24 +340,34 @@ DEEPLABV3, PSPNET, SSD = (table(AUTHORS_ROWS) for table in (deeplabv3, pspnet, s
 ADE20K, VOC = (f'segmentation/{data}/mobilevitv2' for data in ('ade20k', 'pascalvoc'))
 DENSE = {
     **_dense(
-        'mobilevitv2-{}_deeplabv3_4xb4-152k_ade20k-512x512', DEEPLABV3,
-        f'{ADE20K}/deeplabv3-mobilevitv2', range(50, 201, 25),
+        'mobilevitv2-{}_deeplabv3_4xb4-152k_ade20k-512x512',
+        DEEPLABV3,
+        f'{ADE20K}/deeplabv3-mobilevitv2',
+        range(50, 201, 25),
     ),
     **_dense(
-        'mobilevitv2-{}_pspnet_4xb4-152k_ade20k-512x512', PSPNET,
-        f'{ADE20K}/pspnet-mobilevitv2', range(50, 176, 25),
+        'mobilevitv2-{}_pspnet_4xb4-152k_ade20k-512x512',
+        PSPNET,
+        f'{ADE20K}/pspnet-mobilevitv2',
+        range(50, 176, 25),
     ),
     **_dense(
-        'mobilevitv2-{}_deeplabv3_4xb32-4k_voc12aug-512x512', DEEPLABV3,
-        f'{VOC}/deeplabv3-mobilevitv2', (50, 100, 125, 150),
+        'mobilevitv2-{}_deeplabv3_4xb32-4k_voc12aug-512x512',
+        DEEPLABV3,
+        f'{VOC}/deeplabv3-mobilevitv2',
+        (50, 100, 125, 150),
     ),
     **_dense(
-        'mobilevitv2-{}_pspnet_4xb32-4k_voc12aug-512x512', PSPNET,
-        f'{VOC}/pspnet-mobilevitv2', range(50, 151, 25),
+        'mobilevitv2-{}_pspnet_4xb32-4k_voc12aug-512x512',
+        PSPNET,
+        f'{VOC}/pspnet-mobilevitv2',
+        range(50, 151, 25),
     ),
     **_dense(
-        'ssdlite_mobilevitv2-{}_4xb32-200e_coco', SSD,
-        'detection/mobilevitv2/coco-ssd-mobilevitv2', range(50, 201, 25),
+        'ssdlite_mobilevitv2-{}_4xb32-200e_coco',
+        SSD,
+        'detection/mobilevitv2/coco-ssd-mobilevitv2',
+        range(50, 201, 25),
     ),
-}  # fmt: skip
+}
 FAMILY = Family({MobileViTv2: 'mobilevitv2'}, PUBLISHED, dense=DENSE)

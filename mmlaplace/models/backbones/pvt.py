@@ -206,13 +206,17 @@ PVTV2_TIMM_NAMES = NameTable(
         'patch_embed.norm.': 'stages.0.patch_embed.norm.',
         'stages.{i}.downsample.proj.': 'stages.{i}.patch_embed.projection.',
         'stages.{i}.downsample.norm.': 'stages.{i}.patch_embed.norm.',
-        **blocks('stages.{i}.blocks.{j}.', 'stages.{i}.blocks.{j}.', REDUCED,
-                 {'mlp.dwconv.': 'ffn.dwconv.conv.'}),
+        **blocks(
+            'stages.{i}.blocks.{j}.',
+            'stages.{i}.blocks.{j}.',
+            REDUCED,
+            {'mlp.dwconv.': 'ffn.dwconv.conv.'},
+        ),
         'stages.{i}.norm.': 'stages.{i}.norm.',
         **HEAD,
     },
     identifying=('stages.0.blocks.0.attn.q.weight', 'stages.0.blocks.0.mlp.dwconv.weight'),
-)  # fmt: skip
+)
 
 PUBLISHED = {
     **{
@@ -240,30 +244,42 @@ PUBLISHED = {
 # The authors give one address of both detectors of PVT-Large, so one of them is not linked.
 FILES = {
     'retinanet_pvt-{}_fpn_1x_coco': dict(
-        tiny='1ZbS-g3oqAChkYiDYTiZLzw61lal2pgbl', small='1U02ngyT_IYxS8SlU3WXf5r0TFsoBE3Lm',
-        medium='1DJCmbrpLJhQi20ztSCmtruDaXtqOsrns', large='1zG_Ji_GamjQgPbe6hHOjZlIHs5jZbVFL',
+        tiny='1ZbS-g3oqAChkYiDYTiZLzw61lal2pgbl',
+        small='1U02ngyT_IYxS8SlU3WXf5r0TFsoBE3Lm',
+        medium='1DJCmbrpLJhQi20ztSCmtruDaXtqOsrns',
+        large='1zG_Ji_GamjQgPbe6hHOjZlIHs5jZbVFL',
     ),
     'mask-rcnn_pvt-{}_fpn_1x_coco': dict(
-        tiny='1JGcl7ZnDIf-qQjrCXVtb71XeRWOIu7Xf', small='1XGJQTivM_KviRDVvKTPgkJQhFco2oXSA',
-        medium='1m0TFlJOVSLaAA4alVqp_VRckg0uRGTJ-', large='1zG_Ji_GamjQgPbe6hHOjZlIHs5jZbVFL',
+        tiny='1JGcl7ZnDIf-qQjrCXVtb71XeRWOIu7Xf',
+        small='1XGJQTivM_KviRDVvKTPgkJQhFco2oXSA',
+        medium='1m0TFlJOVSLaAA4alVqp_VRckg0uRGTJ-',
+        large='1zG_Ji_GamjQgPbe6hHOjZlIHs5jZbVFL',
     ),
     'pvt-{}_fpn_8xb4-40k_ade20k-512x512': dict(
-        tiny='13SaiOJ9hH7Wwg_AyeQ158LNV9vtjq6Lu', small='13fy-FXAfYnHgHRaUiJWVBON670wFLIiD',
-        medium='10ErJJZCcucnjjo8et2ivuHRzxbwc04y2', large='1JkaXbTorIWLj9Oe5Dh6kzH_1vtrRFJRL',
+        tiny='13SaiOJ9hH7Wwg_AyeQ158LNV9vtjq6Lu',
+        small='13fy-FXAfYnHgHRaUiJWVBON670wFLIiD',
+        medium='10ErJJZCcucnjjo8et2ivuHRzxbwc04y2',
+        large='1JkaXbTorIWLj9Oe5Dh6kzH_1vtrRFJRL',
     ),
-}  # fmt: skip
+}
 V2_FILES = {
     'retinanet_pvtv2-{}_fpn_1x_coco': dict(
-        b0='1K6OkU3CYVglnLSDSvsY8HpDcISB6eKzM', b1='1UyBfxAyQygVgAtBeynXrG2iCJj70kiP9',
-        b2='1VqrLiQ0329HpqiG3BU3q0LoXi6ncS1_k', b3='1Lz4qRtDoYT8RvDpVxJCvstM3qTtHlLqL',
-        b4='1GCiE6tniZrG36vumnGi9d79xQEXCS-l2', b5='10cUAXpajabSpAJVSPRNywkOiUlgIjN0e',
+        b0='1K6OkU3CYVglnLSDSvsY8HpDcISB6eKzM',
+        b1='1UyBfxAyQygVgAtBeynXrG2iCJj70kiP9',
+        b2='1VqrLiQ0329HpqiG3BU3q0LoXi6ncS1_k',
+        b3='1Lz4qRtDoYT8RvDpVxJCvstM3qTtHlLqL',
+        b4='1GCiE6tniZrG36vumnGi9d79xQEXCS-l2',
+        b5='10cUAXpajabSpAJVSPRNywkOiUlgIjN0e',
     ),
     'mask-rcnn_pvtv2-{}_fpn_1x_coco': dict(
-        b0='1eRDCU0Erv-kWwCFCwU_VljdjpHk9ktAY', b1='1Y4xgILkl7bh3-DV3rksZTGlN_VTLAIkO',
-        b2='1F3-FBjDLkskZFvhECO3sSkHwBg8Mx_j0', b3='1Uq9KpUSLt1-B_6tgVTc1-neuxYBMTI1S',
-        b4='1IpdgEHAe3XNlIldk6drzOWRcE-wFCv7v', b5='1BvI5XXaGbv3tbLrXbVQ5K45gFVEHbBGX',
+        b0='1eRDCU0Erv-kWwCFCwU_VljdjpHk9ktAY',
+        b1='1Y4xgILkl7bh3-DV3rksZTGlN_VTLAIkO',
+        b2='1F3-FBjDLkskZFvhECO3sSkHwBg8Mx_j0',
+        b3='1Uq9KpUSLt1-B_6tgVTc1-neuxYBMTI1S',
+        b4='1IpdgEHAe3XNlIldk6drzOWRcE-wFCv7v',
+        b5='1BvI5XXaGbv3tbLrXbVQ5K45gFVEHbBGX',
     ),
-}  # fmt: skip
+}
 # Their last positions keep that of a class token, which their forward does not use.
 PVT_MAPS = PVT_NAMES.of_maps(
     {'pos_embed4': ('stages.3.position.map', map_positions)}, PVT_NAMES.identifying[1:]

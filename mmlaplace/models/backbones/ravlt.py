@@ -109,9 +109,7 @@ class RAVLT(PyramidBackbone):
         return other
 
 
-ATTENTION: Rows = {
-    'qkvo.': ('qkv.', linear), 'lepe.': 'lepe.conv.', 'proj.': ('proj.', linear)
-}  # fmt: skip
+ATTENTION: Rows = {'qkvo.': ('qkv.', linear), 'lepe.': 'lepe.conv.', 'proj.': ('proj.', linear)}
 BLOCK: Rows = {
     'pos.': 'cpe1.conv.',
     'norm1.norm.': 'norm1.',

@@ -49,8 +49,9 @@ def swin(
         attn['resize_windows'] = True
     norm = dict(type='LN', eps=1e-5)
     embeds: List[Callable[..., nn.Module]] = [
-        partial(PatchEmbed, patch_size=4), *[PatchMerging] * 3
-    ]  # fmt: skip
+        partial(PatchEmbed, patch_size=4),
+        *[PatchMerging] * 3,
+    ]
     return [
         Stage(embed, stride, attn, attn_in_blocks=shifted_by_turns, norm=norm, out_norm=norm)
         for embed, stride in zip(embeds, STRIDES)
@@ -289,12 +290,18 @@ FILES = {
 }
 # Pretrained by MoBY, without labels.
 MOBY = (
-    (MASK_RCNN.format('tiny', '1x'), 'mask_rcnn_swin_tiny_patch4_window7_1x',
-     {'box AP': 43.6, 'mask AP': 39.6}),
-    (MASK_RCNN.format('tiny', '3x'), 'mask_rcnn_swin_tiny_patch4_window7_3x',
-     {'box AP': 46.0, 'mask AP': 41.7}),
+    (
+        MASK_RCNN.format('tiny', '1x'),
+        'mask_rcnn_swin_tiny_patch4_window7_1x',
+        {'box AP': 43.6, 'mask AP': 39.6},
+    ),
+    (
+        MASK_RCNN.format('tiny', '3x'),
+        'mask_rcnn_swin_tiny_patch4_window7_3x',
+        {'box AP': 46.0, 'mask AP': 41.7},
+    ),
     (UPERNET.format('swin-tiny'), 'upernet_swin_tiny_patch4_window7_512x512', {'mIoU': 44.06}),
-)  # fmt: skip
+)
 DENSE = {
     **dense_models(FILES, 'swin_{}', MAPS, DOWNLOADS + '/{}.pth', licence=LICENCE),
     **{

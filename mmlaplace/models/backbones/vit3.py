@@ -43,8 +43,11 @@ class HViT3Stem(BaseModule):
         half, wide = embed_dims // 2, 4 * embed_dims
         layers: List[nn.Module] = []
         for inputs, outputs, stride in (
-            (in_channels, half, 2), (half, half, 1), (half, half, 1), (half, wide, 2)
-        ):  # fmt: skip
+            (in_channels, half, 2),
+            (half, half, 1),
+            (half, half, 1),
+            (half, wide, 2),
+        ):
             layers += [*with_norm(inputs, outputs, 3, stride), nn.ReLU(inplace=True)]
         self.layers = Sequential(*layers, *with_norm(wide, embed_dims, 1))
 

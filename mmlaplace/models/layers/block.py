@@ -196,7 +196,7 @@ class FFN(BaseModule):
                 type(layer) is not kind
                 or (kind is nn.Dropout and layer.training and layer.p > 0)
                 or (kind is nn.Linear and type(layer.weight) not in PLAIN)
-            ):  # fmt: skip
+            ):
                 return False
         return type(x) in PLAIN and x.is_cpu and x.layout == torch.strided and not x.is_nested
 
@@ -226,9 +226,12 @@ class Block(BaseModule):
             if is_compiling():
                 return checkpoint.checkpoint(self._forward, x, hw_shape, use_reentrant=False)
             return checkpoint.checkpoint(
-                with_current_backend(self._forward), x, hw_shape, use_reentrant=False,
+                with_current_backend(self._forward),
+                x,
+                hw_shape,
+                use_reentrant=False,
                 context_fn=lambda: (nullcontext(), _statistics_kept(self, _counts(self))),
-            )  # fmt: skip
+            )
         return self._forward(x, hw_shape)
 
 

@@ -45,9 +45,15 @@ class ClassAttentionLayer(BaseModule):
     """
 
     def __init__(
-        self, embed_dims: int, num_heads: int, ffn_ratio: float, layer_scale: float,
-        norm_tokens: bool, norm_cfg: Optional[dict] = None, **ffn: Any,
-    ) -> None:  # fmt: skip
+        self,
+        embed_dims: int,
+        num_heads: int,
+        ffn_ratio: float,
+        layer_scale: float,
+        norm_tokens: bool,
+        norm_cfg: Optional[dict] = None,
+        **ffn: Any,
+    ) -> None:
         super().__init__()
         self.num_heads, self.norm_tokens = num_heads, norm_tokens
         self.norm1 = build_token_norm(norm_cfg or LAYER_NORM, embed_dims)
@@ -95,9 +101,15 @@ class ClassAttention(BaseModule):
     """
 
     def __init__(
-        self, embed_dims: int, num_heads: int, ffn_ratio: float, layer_scale: float,
-        norm_tokens: bool, norm_cfg: Optional[dict] = None, **ffn: Any,
-    ) -> None:  # fmt: skip
+        self,
+        embed_dims: int,
+        num_heads: int,
+        ffn_ratio: float,
+        layer_scale: float,
+        norm_tokens: bool,
+        norm_cfg: Optional[dict] = None,
+        **ffn: Any,
+    ) -> None:
         super().__init__()
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dims))
         nn.init.trunc_normal_(self.cls_token, std=0.02)

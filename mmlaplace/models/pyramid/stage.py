@@ -137,9 +137,12 @@ class Stage:
             kind = options.pop('type', PositionEmbedding)
             stage['position'] = kind(embed_dims, resolution, drop_rate=drop_rate, **options)
         block = dict(
-            self.block, ffn_ratio=ffn_ratio, drop_rate=drop_rate, with_cp=with_cp,
+            self.block,
+            ffn_ratio=ffn_ratio,
+            drop_rate=drop_rate,
+            with_cp=with_cp,
             norm_cfg=norm_cfg or self.norm,
-        )  # fmt: skip
+        )
         make: Any = block.pop('type', TransformerBlock)
         if act_cfg is not None:
             block['ffn_cfg'] = dict(block.get('ffn_cfg', {}), act_cfg=act_cfg)

@@ -51,21 +51,39 @@ HEAD = 'from mmlaplace.models import QKVAttention\n'
 MIX = '    def mix(self, q, k, v, hw_shape):\n        return v\n'
 
 
-@pytest.mark.parametrize(('content', 'words', 'sentence'), [
-    ('', 'a.py:Mine', r"a\.py has no class 'Mine'; its classes are \[\]"),
-    ('class Min: pass', 'a.py:Mine', r"no class 'Mine' \(did you mean 'Min'\?\)"),
-    ('class Mine: pass', 'a.py:Mine', r'no attention: derive it from mmlaplace\.models\.QKVAtt'),
-    (HEAD + 'class Mine(QKVAttention): pass', 'a.py:Mine', 'Mine of a.py has no method mix; write'),
-    ('x = (\n', 'a.py:Mine', r"a\.py:1 cannot be imported \(SyntaxError: '\(' was never closed\)"),
-    (HEAD + f'class SOFTAttention(QKVAttention):\n{MIX}', 'a.py:SOFTAttention',
-     'another one of this name is registered; rename your class'),
-    ('', 'a.py', r'a file without a class; write a\.py:MyAttention'),
-    ('', 'b.py:Mine', r"there is no file .*b\.py.*check the path"),
-    ('', 'no.module:Mine', 'there is no module no.module; put its folder into PYTHONPATH'),
-    ('', 'Softmaxx', r"there is no attention 'Softmaxx' \(did you mean 'Softmax'\?\)"),
-    ('', 'elu_attention.py:EluAttention --with Sotf', r"'Sotf' \(did you mean 'SOFT'\?"),
-    ('', 'SOFT --with SOFT', '--with names no attention but yours'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('content', 'words', 'sentence'),
+    [
+        ('', 'a.py:Mine', r"a\.py has no class 'Mine'; its classes are \[\]"),
+        ('class Min: pass', 'a.py:Mine', r"no class 'Mine' \(did you mean 'Min'\?\)"),
+        (
+            'class Mine: pass',
+            'a.py:Mine',
+            r'no attention: derive it from mmlaplace\.models\.QKVAtt',
+        ),
+        (
+            HEAD + 'class Mine(QKVAttention): pass',
+            'a.py:Mine',
+            'Mine of a.py has no method mix; write',
+        ),
+        (
+            'x = (\n',
+            'a.py:Mine',
+            r"a\.py:1 cannot be imported \(SyntaxError: '\(' was never closed\)",
+        ),
+        (
+            HEAD + f'class SOFTAttention(QKVAttention):\n{MIX}',
+            'a.py:SOFTAttention',
+            'another one of this name is registered; rename your class',
+        ),
+        ('', 'a.py', r'a file without a class; write a\.py:MyAttention'),
+        ('', 'b.py:Mine', r'there is no file .*b\.py.*check the path'),
+        ('', 'no.module:Mine', 'there is no module no.module; put its folder into PYTHONPATH'),
+        ('', 'Softmaxx', r"there is no attention 'Softmaxx' \(did you mean 'Softmax'\?\)"),
+        ('', 'elu_attention.py:EluAttention --with Sotf', r"'Sotf' \(did you mean 'SOFT'\?"),
+        ('', 'SOFT --with SOFT', '--with names no attention but yours'),
+    ],
+)
 def test_bad_input_is_a_sentence_and_writes_nothing(content, words, sentence, tmp_path, capsys):
     (tmp_path / 'a.py').write_text(content)
     before, classes = files(tmp_path), dict(MODELS.module_dict)
@@ -151,8 +169,14 @@ def test_a_run_ends_in_a_page_with_configs_and_continues(tmp_path, monkeypatch, 
     assert main(words) == 0
     out = tmp_path / 'out'
     text, page = (out / 'README.md').read_text(), (out / 'page.html').read_text()
-    for part in ('# Elu beside Softmax', '| recall |', '| **Elu** |', 'By `--budget`: all else',
-                 'a last linear', '| linear | memory and FLOPs'):  # fmt: skip
+    for part in (
+        '# Elu beside Softmax',
+        '| recall |',
+        '| **Elu** |',
+        'By `--budget`: all else',
+        'a last linear',
+        '| linear | memory and FLOPs',
+    ):
         assert part in text
     assert 'no result' not in text
     assert set(re.findall(r'src="(data:image/png|[^"]*)', page)) == {'data:image/png'}
@@ -173,13 +197,17 @@ def test_a_run_ends_in_a_page_with_configs_and_continues(tmp_path, monkeypatch, 
     assert main(words) == 2 and 'before its file changed' in capsys.readouterr().err
 
 
-BROKEN = {name: cls for name, cls in vars(broken_attentions).items()
-          if (cls.__doc__ or '').startswith('point:')}  # fmt: skip
+BROKEN = {
+    name: cls
+    for name, cls in vars(broken_attentions).items()
+    if (cls.__doc__ or '').startswith('point:')
+}
 
 
-@pytest.mark.parametrize('name', [
-    pytest.param(n, marks=() if n == 'LinearAttention' else pytest.mark.thorough) for n in OURS
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'name',
+    [pytest.param(n, marks=() if n == 'LinearAttention' else pytest.mark.thorough) for n in OURS],
+)
 def test_an_attention_of_ours_keeps_what_it_promises(name):
     findings = {finding.point: finding for finding in check_contract(MODELS.get(name))}
     assert list(findings) == list(POINTS)

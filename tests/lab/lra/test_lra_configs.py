@@ -47,8 +47,10 @@ def batch_of(cfg) -> dict:
     """Stand-ins for a batch: ids of different lengths, as the pipeline packs them."""
     rows = 2 if cfg.model.head.in_channels == 256 else 1
     pipeline = Compose(cfg.train_dataloader.dataset.pipeline)
-    packed = [pipeline(dict(img=torch.randint(1, 12, (rows, n)).numpy(), gt_label=n % 2))
-              for n in (20, 21, 22)]  # fmt: skip
+    packed = [
+        pipeline(dict(img=torch.randint(1, 12, (rows, n)).numpy(), gt_label=n % 2))
+        for n in (20, 21, 22)
+    ]
     return {key: [sample[key] for sample in packed] for key in packed[0]}
 
 

@@ -77,24 +77,31 @@ def test_files_are_mapped_and_a_pair_is_padded_to_the_longer(written, tmp_path):
     assert [sample['img'].tolist() for sample in held_out] == [[[4, END + 1]]]
 
 
-@pytest.mark.parametrize(('cls', 'options', 'expected'), [
-    (LRAText, dict(max_length=2), [1, 8]), (LRAListOps, {}, [0, 7, END, 255]),
-    (LRAListOps, dict(brackets=False, max_length=3), [0, 7, 255]),  # of the others
-    (LRAPixels, {}, [1, 8, END + 1, 256]),
-    (LRAPixels, dict(black_is_padding=True), [0, 7, END, 255]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('cls', 'options', 'expected'),
+    [
+        (LRAText, dict(max_length=2), [1, 8]),
+        (LRAListOps, {}, [0, 7, END, 255]),
+        (LRAListOps, dict(brackets=False, max_length=3), [0, 7, 255]),  # of the others
+        (LRAPixels, {}, [1, 8, END + 1, 256]),
+        (LRAPixels, dict(black_is_padding=True), [0, 7, END, 255]),
+    ],
+)
 @pytest.mark.slow
 def test_ids_are_those_of_the_option(written, cls, options, expected):
     assert cls(written, 'val', **options)[0]['img'].tolist() == [expected]
 
 
-@pytest.mark.parametrize(('name', 'options', 'message'), [
-    ('listops_mini', {}, 'listops_mini/val .*; .*--size mini --tasks listops makes it'),
-    ('pathfinder', {}, 'pathfinder/val .*; .*make_lra_datasets.py --tasks pathfinder makes it'),
-    ('text', {}, 'text/val .*; .*convert_lra.py text SOURCE makes it from the official files'),
-    ('.', dict(split='dev'), "split must be one of .*, got 'dev'"),
-    ('.', dict(max_length=0), 'max_length must be at least 1, got 0'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('name', 'options', 'message'),
+    [
+        ('listops_mini', {}, 'listops_mini/val .*; .*--size mini --tasks listops makes it'),
+        ('pathfinder', {}, 'pathfinder/val .*; .*make_lra_datasets.py --tasks pathfinder makes it'),
+        ('text', {}, 'text/val .*; .*convert_lra.py text SOURCE makes it from the official files'),
+        ('.', dict(split='dev'), "split must be one of .*, got 'dev'"),
+        ('.', dict(max_length=0), 'max_length must be at least 1, got 0'),
+    ],
+)
 def test_data_that_are_not_there_and_wrong_options_get_a_sentence(written, name, options, message):
     with pytest.raises((FileNotFoundError, ValueError), match=message):
         LRAText(f'{written}/{name}', **{'split': 'val', **options})
@@ -144,9 +151,12 @@ def official_pathfinder(root) -> None:
 
 
 OFFICIAL = {
-    'text': official_text, 'retrieval': official_retrieval, 'image': official_image,
-    'listops': official_listops, 'pathfinder': official_pathfinder,
-}  # fmt: skip
+    'text': official_text,
+    'retrieval': official_retrieval,
+    'image': official_image,
+    'listops': official_listops,
+    'pathfinder': official_pathfinder,
+}
 
 
 def converted(task, root):
@@ -220,12 +230,15 @@ def test_official_files_that_were_cut_off_get_a_sentence(tmp_path, task):
     assert not (tmp_path / 'lra' / task).exists()
 
 
-@pytest.mark.parametrize(('picture', 'size', 'kind', 'message'), [
-    ('imgs/2 sample_1.png', (32, 32), 'EPS', 'sample_1.png cannot be read'),  # by Ghostscript
-    ('imgs/2 sample_1.png', (40, 8), 'PNG', 'sample_1.png has 40 x 8 pixels, .* 32 x 32'),
-    ('.. ../../a.png', (32, 32), 'PNG', r'2.npy has the picture \.\./\.\./\.\./a.png, out of'),
-    ('/etc passwd', (32, 32), 'PNG', '2.npy has the picture /etc/passwd, out of'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('picture', 'size', 'kind', 'message'),
+    [
+        ('imgs/2 sample_1.png', (32, 32), 'EPS', 'sample_1.png cannot be read'),  # by Ghostscript
+        ('imgs/2 sample_1.png', (40, 8), 'PNG', 'sample_1.png has 40 x 8 pixels, .* 32 x 32'),
+        ('.. ../../a.png', (32, 32), 'PNG', r'2.npy has the picture \.\./\.\./\.\./a.png, out of'),
+        ('/etc passwd', (32, 32), 'PNG', '2.npy has the picture /etc/passwd, out of'),
+    ],
+)
 def test_a_picture_of_another_kind_or_place_is_named(tmp_path, picture, size, kind, message):
     official_pathfinder(tmp_path)
     Image.new('L', size).save(tmp_path / PATHFINDER / 'imgs/2/sample_1.png', kind)

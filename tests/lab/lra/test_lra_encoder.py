@@ -59,12 +59,15 @@ def test_a_mask_gives_the_result_of_cutting_and_padding_that_is_kept_changes_it(
     torch.testing.assert_close(keep, cut, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize(('attn_cfg', 'reason'), [
-    (dict(type='PolaAttention'), 'PolaAttention takes no mask'),
-    (dict(SOFTMAX, lepe_kernel=3), r'convolution of padded values \(lepe_kernel=3\)'),
-    (dict(SOFTMAX, key_positions=True), 'stretches key_positions'),
-    (dict(SOFTMAX, relative_bias=True), 'stretches its relative_bias'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('attn_cfg', 'reason'),
+    [
+        (dict(type='PolaAttention'), 'PolaAttention takes no mask'),
+        (dict(SOFTMAX, lepe_kernel=3), r'convolution of padded values \(lepe_kernel=3\)'),
+        (dict(SOFTMAX, key_positions=True), 'stretches key_positions'),
+        (dict(SOFTMAX, relative_bias=True), 'stretches its relative_bias'),
+    ],
+)
 def test_an_attention_that_a_mask_does_not_suit_is_refused(attn_cfg, reason):
     with pytest.raises(ValueError, match=rf"{reason}.*; take padding='cut'"):
         build(attn_cfg, padding='mask')
@@ -111,16 +114,19 @@ def test_the_model_of_retrieval_has_the_parameters_of_the_benchmark():
     assert sum(p.numel() for p in encoder.parameters()) + head == 395_138
 
 
-@pytest.mark.parametrize(('call', 'quoted'), [
-    (lambda: build()(torch.ones(1, 1, 65, dtype=torch.long)), '65 tokens, .*=64'),
-    (lambda: padded(ids_of(9), 8), '9 tokens, more than pad_to=8'),
-    (lambda: build(padding='none'), "padding must be one of .*, got 'none'"),
-    (lambda: build(pool='none'), "pool must be one of .*, got 'none'"),
-    (lambda: build(pixel_map=(4, 4)), r'\(4, 4\) has 16 pixels, and max_length is 64'),
-    (lambda: build(embed_dims=66, pixel_map=(8, 8)), 'got 66'),
-    (lambda: build(dict(num_landmarks=16)), r"such as dict\(type='Pola.*num_landmarks"),
-    (lambda: TokenPreprocessor(batch_augments=dict(augments='Mixup')), 'batch_augments'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('call', 'quoted'),
+    [
+        (lambda: build()(torch.ones(1, 1, 65, dtype=torch.long)), '65 tokens, .*=64'),
+        (lambda: padded(ids_of(9), 8), '9 tokens, more than pad_to=8'),
+        (lambda: build(padding='none'), "padding must be one of .*, got 'none'"),
+        (lambda: build(pool='none'), "pool must be one of .*, got 'none'"),
+        (lambda: build(pixel_map=(4, 4)), r'\(4, 4\) has 16 pixels, and max_length is 64'),
+        (lambda: build(embed_dims=66, pixel_map=(8, 8)), 'got 66'),
+        (lambda: build(dict(num_landmarks=16)), r"such as dict\(type='Pola.*num_landmarks"),
+        (lambda: TokenPreprocessor(batch_augments=dict(augments='Mixup')), 'batch_augments'),
+    ],
+)
 def test_values_that_do_not_fit_are_quoted(call, quoted):
     with pytest.raises(ValueError, match=quoted):
         call()

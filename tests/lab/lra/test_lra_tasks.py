@@ -14,9 +14,11 @@ from mmlaplace.lab.lra.listops import OPERATORS, WORDS, ListOpsSettings, express
 from mmlaplace.lab.lra.pathfinder import LEVELS, PathfinderSettings, make_picture
 
 FUNCTIONS = {
-    '[MIN': min, '[MAX': max, '[SM': lambda values: sum(values) % 10,
+    '[MIN': min,
+    '[MAX': max,
+    '[SM': lambda values: sum(values) % 10,
     '[MED': lambda values: int(statistics.median(values)),
-}  # fmt: skip
+}
 MINI = ListOpsSettings(max_depth=3, max_args=4, min_length=4, max_length=32)
 
 
@@ -64,8 +66,11 @@ def test_distribution_is_that_of_the_benchmark():
     assert statistics.mean(len(tokens) for tokens, _ in samples) == pytest.approx(1061, abs=30)
     # And 0.553 of the values below MIN are 0, 0.555 of those below MAX are 9. Each operator has
     # some 750 samples, of which four standard errors are 0.073.
-    for word, value, share, error in (('MIN', 0, 0.553, 0.073), ('MAX', 9, 0.555, 0.073),
-                                      ('SM', 3, 0.10, 0.044)):  # fmt: skip
+    for word, value, share, error in (
+        ('MIN', 0, 0.553, 0.073),
+        ('MAX', 9, 0.555, 0.073),
+        ('SM', 3, 0.10, 0.044),
+    ):
         values = [v for tokens, v in samples if tokens[0] == OPERATORS[f'[{word}']]
         assert values.count(value) / len(values) == pytest.approx(share, abs=error)
 
@@ -79,9 +84,15 @@ def test_round_brackets_are_no_tokens():
 
 
 SMALL = PathfinderSettings(
-    side=16, bars=3, length=3.0, thickness=1.0, margin=0.0, gap=2.5, seed_distance=6.0,
+    side=16,
+    bars=3,
+    length=3.0,
+    thickness=1.0,
+    margin=0.0,
+    gap=2.5,
+    seed_distance=6.0,
     distractors=0,
-)  # fmt: skip
+)
 # Solid paths so far apart that pixels of two of them never touch.
 SOLID = SMALL._replace(side=48, bars=6, length=4.0, gap=6.0, seed_distance=14.0, seed_window=10.0)
 
@@ -106,8 +117,11 @@ def test_paths_end_at_discs_and_have_their_bars_with_gaps_between():
         assert all(len(path) == settings.distractor_bars for path in picture.distractors)
         assert len(picture.distractors) <= settings.distractors
         last = settings.margin + settings.length
-        ends = [end for path in picture.paths
-                for end in (path[0].at(settings.margin), path[-1].at(last))]  # fmt: skip
+        ends = [
+            end
+            for path in picture.paths
+            for end in (path[0].at(settings.margin), path[-1].at(last))
+        ]
         for disc in picture.discs:
             assert np.hypot(*(np.stack(ends) - disc).T).min() < 1e-9
         for path in picture.paths:

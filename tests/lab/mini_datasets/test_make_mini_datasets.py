@@ -92,8 +92,10 @@ def test_targets_of_rendered_rooms_fit_the_image(tmp_path, monkeypatch):
     rendered.make_rendered(tmp_path, seed=0)
     seen = []
     for split in ('training', 'validation'):
-        image, targets = (np.asarray(Image.open(tmp_path / kind / split / '000000.png'))
-                          for kind in ('images', 'targets'))  # fmt: skip
+        image, targets = (
+            np.asarray(Image.open(tmp_path / kind / split / '000000.png'))
+            for kind in ('images', 'targets')
+        )
         near, edges, segments = np.moveaxis(targets.astype(float), -1, 0)
         assert image.shape == targets.shape == (128, 128, 3)
         assert near[-1].mean() > 2 * near[0].mean()  # the floor ends below the camera
@@ -115,8 +117,10 @@ def test_fashion_is_taken_packed_or_not_or_refused(fashion_files, tmp_path, monk
     content = (source / fashion.TEST_IMAGES).read_bytes()
     (source / fashion.TEST_IMAGES).unlink()
     assert 'apt-get install dataset-fashion-mnist' in refusal_of(TOOL, *options)
-    for wrong, said in ((gzip.compress(content)[:-9], 'cannot be unpacked'),
-                        (gzip.compress(content + b'0'), 'has the SHA-256')):  # fmt: skip
+    for wrong, said in (
+        (gzip.compress(content)[:-9], 'cannot be unpacked'),
+        (gzip.compress(content + b'0'), 'has the SHA-256'),
+    ):
         packed.write_bytes(wrong)
         assert re.search(f'{said}.*get it again', refusal_of(TOOL, *options))
     packed.write_bytes(gzip.compress(content))

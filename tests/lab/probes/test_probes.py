@@ -18,12 +18,15 @@ def drawn(name, size=16, seed=0, scale=1, **options):
     return probe, probe.batch(size, torch.Generator().manual_seed(seed), scale)
 
 
-@pytest.mark.parametrize(('name', 'options', 'stored', 'asked'), [
-    ('recall', dict(pairs=16), 16, 16),
-    ('recall', dict(pairs=64), 64, 64),
-    ('noise', dict(pairs=8, noise=12), 104, 8),
-    ('magnitude', dict(pairs=8), 16, 16),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('name', 'options', 'stored', 'asked'),
+    [
+        ('recall', dict(pairs=16), 16, 16),
+        ('recall', dict(pairs=64), 64, 64),
+        ('noise', dict(pairs=8, noise=12), 104, 8),
+        ('magnitude', dict(pairs=8), 16, 16),
+    ],
+)
 def test_a_query_has_one_answer_among_the_stored_pairs(name, options, stored, asked):
     _, batch = drawn(name, **options)
     for keys, values, lengths, answers in zip(*batch[:4]):
@@ -74,15 +77,18 @@ def test_a_seed_gives_the_same_maps_and_a_guess_is_at_chance(name):
     assert right == pytest.approx(probe.chance, abs=0.04)
 
 
-@pytest.mark.parametrize(('probe', 'message'), [
-    (dict(type='recall', pairs=65), '130 tokens for 65 pairs and 65 .* has 128; lower pairs'),
-    (dict(type='noise', noise=15), 'Noise needs 136 tokens.*lower noise'),
-    (dict(type='offset', right=16), 'from 0 to 7 and 15 .* got 3 and 16'),
-    (dict(type='count', values=0), 'values must be positive, got 0'),
-    (dict(type='count', scales=[2, 4]), 'scales must be 1 and some of 2, 4, 16 and 64'),
-    (dict(type='count', scales=[1, 3]), 'scales must be 1 and some of 2, 4, 16 and 64'),
-    (dict(type='order'), "no probe 'order'; choose from .*'recall'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('probe', 'message'),
+    [
+        (dict(type='recall', pairs=65), '130 tokens for 65 pairs and 65 .* has 128; lower pairs'),
+        (dict(type='noise', noise=15), 'Noise needs 136 tokens.*lower noise'),
+        (dict(type='offset', right=16), 'from 0 to 7 and 15 .* got 3 and 16'),
+        (dict(type='count', values=0), 'values must be positive, got 0'),
+        (dict(type='count', scales=[2, 4]), 'scales must be 1 and some of 2, 4, 16 and 64'),
+        (dict(type='count', scales=[1, 3]), 'scales must be 1 and some of 2, 4, 16 and 64'),
+        (dict(type='order'), "no probe 'order'; choose from .*'recall'"),
+    ],
+)
 def test_a_task_that_cannot_be_is_refused_in_a_sentence(probe, message):
     with pytest.raises(ValueError, match=message):
         build_probe(probe)
@@ -105,8 +111,10 @@ def a_study(**changes):
     return study._replace(
         probes=[dict(type='recall', pairs=4, hw_shape=[4, 4])],
         attentions={name: study.attentions[name] for name in ('Softmax', 'Hydra')},
-        schedule=dict(steps=2, batch_size=2), model=dict(embed_dims=8), **changes,
-    )  # fmt: skip
+        schedule=dict(steps=2, batch_size=2),
+        model=dict(embed_dims=8),
+        **changes,
+    )
 
 
 def ran(study, path, seeds=(0,)):
@@ -203,8 +211,10 @@ def test_what_fails_is_told_once_and_the_others_go_on(tmp_path):
     fits = dict(type='recall', pairs=4, hw_shape=[4, 4])
     broken = dict(type='LaplacianAttention', num_landmarks=5)
     study = a_study(rates=[1e-3])
-    study = study._replace(probes=[dict(fits, pairs=9), fits, dict(fits, count=1)],
-                           attentions={'broken': broken, **study.attentions})  # fmt: skip
+    study = study._replace(
+        probes=[dict(fits, pairs=9), fits, dict(fits, count=1)],
+        attentions={'broken': broken, **study.attentions},
+    )
     lines, failures = ran(study, tmp_path / 'probes.jsonl')
     told = 'needs 18 tokens for 9 pairs', 'must be a square number', "'count'"
     assert len(failures) == 3 and len(lines) == 5  # two runs and three sentences
@@ -227,8 +237,16 @@ def test_the_command_runs_lists_and_reports(tmp_path):
     output_of(TOOL, '--report', tmp_path / 'report', '--out', out)
     assert '| Softmax | 0.999 |' in (tmp_path / 'report/probes.md').read_text()
     assert (tmp_path / 'report/probes_attentions.png').stat().st_size > 10_000
-    harder = ('--quick', '--out', tmp_path / 'harder.jsonl', '--tasks', 'recall', '--attentions',
-              'Softmax', '--options')  # fmt: skip
+    harder = (
+        '--quick',
+        '--out',
+        tmp_path / 'harder.jsonl',
+        '--tasks',
+        'recall',
+        '--attentions',
+        'Softmax',
+        '--options',
+    )
     assert 'Softmax, recall (pairs 20)' in output_of(TOOL, *harder, 'pairs=20')
     output_of(TOOL, *harder, 'pairs=20', '--report', tmp_path / 'hard')
     assert '| Softmax |' in (tmp_path / 'hard/probes.md').read_text()
@@ -236,13 +254,19 @@ def test_the_command_runs_lists_and_reports(tmp_path):
     assert result.returncode == 1 and result.stdout.count('lower pairs') == 1
 
 
-@pytest.mark.parametrize(('words', 'message'), [
-    (['--attentions', 'Nothing*'], "no attention of the study matches 'Nothing*'"),
-    (['--tasks', 'order'], "has no probe 'order'; its probes are"),
-    (['--tasks', 'recal'], "has no probe 'recal' (did you mean 'recall'?); its probes are"),
-    (['--report', 'folder', '--out', 'missing.jsonl'], 'missing.jsonl has no results; run'),
-    (['--report', 'folder', '--out', ROOT / 'docs/logs/probes.jsonl', '--rates', '9'], 'none of'),
-    (['--report', ROOT / 'README.md'], 'README.md is a file; name a folder'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['--attentions', 'Nothing*'], "no attention of the study matches 'Nothing*'"),
+        (['--tasks', 'order'], "has no probe 'order'; its probes are"),
+        (['--tasks', 'recal'], "has no probe 'recal' (did you mean 'recall'?); its probes are"),
+        (['--report', 'folder', '--out', 'missing.jsonl'], 'missing.jsonl has no results; run'),
+        (
+            ['--report', 'folder', '--out', ROOT / 'docs/logs/probes.jsonl', '--rates', '9'],
+            'none of',
+        ),
+        (['--report', ROOT / 'README.md'], 'README.md is a file; name a folder'),
+    ],
+)
 def test_a_wrong_call_is_one_sentence(words, message):
     assert message in refusal_of(TOOL, *words)

@@ -103,15 +103,21 @@ def test_rows_build_and_name_scores_that_their_runs_write(table):
 
 @pytest.mark.slow
 def test_metafiles_have_the_values_of_the_tables():
-    runs = [(table.name, run) for table, _, run in RUNS
-            if run.full and run.full.options in ({}, GROWING)]  # fmt: skip
+    runs = [
+        (table.name, run)
+        for table, _, run in RUNS
+        if run.full and run.full.options in ({}, GROWING)
+    ]
     different = set()
     for model in read_models():
         values = dict(model.metadata['Published'] or {}, MACs=None)
         values['top-1'] = values.pop('Top 1 Accuracy', None)
         for table, run in runs:
-            both = [values[name] not in (None, value) for name, value in run.published.items()
-                    if name in values]  # fmt: skip
+            both = [
+                values[name] not in (None, value)
+                for name, value in run.published.items()
+                if name in values
+            ]
             if files_root() / run.full.config == model.config and any(both):
                 different.add((model.name, table))
     assert different == set(DIFFERENT)
@@ -129,10 +135,13 @@ def test_a_report_of_what_is_finished_says_that_the_rest_was_not_run(tmp_path):
     assert '| λ=8 | own | top-1, % | 78.5 | not run |' in text
 
 
-@pytest.mark.parametrize(('scale', 'difference', 'cells'), [
-    ('full', pytest.approx(0.1), '| 80.9 | 81 ± 1 | +0.10 |'),
-    ('mini', None, '| 80.9 | 81 ± 1, of the small copy |'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('scale', 'difference', 'cells'),
+    [
+        ('full', pytest.approx(0.1), '| 80.9 | 81 ± 1 | +0.10 |'),
+        ('mini', None, '| 80.9 | 81 ± 1, of the small copy |'),
+    ],
+)
 def test_a_report_has_means_spreads_differences_and_failures(scale, difference, cells, tmp_path):
     table = paper_tables.read_table('softpp_table_9')
     row = table.row('landmarks-49')

@@ -16,21 +16,33 @@ from rich.console import Console
 
 TOOL = ROOT / 'tools/reproduce.py'
 LIMITED = (  # so few images that an epoch takes a second
-    'train_dataloader.dataset.indices=64', 'val_dataloader.dataset.indices=32',
-    'test_dataloader.dataset.indices=32', 'train_dataloader.num_workers=0',
-    'train_dataloader.persistent_workers=False', 'train_cfg.max_epochs=4',
-)  # fmt: skip
+    'train_dataloader.dataset.indices=64',
+    'val_dataloader.dataset.indices=32',
+    'test_dataloader.dataset.indices=32',
+    'train_dataloader.num_workers=0',
+    'train_dataloader.persistent_workers=False',
+    'train_cfg.max_epochs=4',
+)
 # Of the table with the fastest names; the classifier that softpp_table_6 and others start from.
 NAMED, SMALL = 'softpp_table_9/landmarks-49', 'softpp_table_3/softpp-small'
 
 
-@pytest.mark.parametrize(('arguments', 'message'), [
-    ('softpp_tabel_1', r"softpp_tabel_1' \(did you mean 'softpp_table_1'\?\); there are: .*softpp"),
-    ('softpp_table_9 49', "no row '49'; its rows are: landmarks-36, landmarks-49"),
-    ('softpp_table_9', 'landmarks-36: its batch size and learning rate are for 8 processes'),
-    ('softpp_table_9 landmarks-49 --scale mini', '_datasets.py --tasks classification makes it'),
-    ('softpp_table_9 --report --out report.md', r'--out report\.md: .*\.json'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (
+            'softpp_tabel_1',
+            r"softpp_tabel_1' \(did you mean 'softpp_table_1'\?\); there are: .*softpp",
+        ),
+        ('softpp_table_9 49', "no row '49'; its rows are: landmarks-36, landmarks-49"),
+        ('softpp_table_9', 'landmarks-36: its batch size and learning rate are for 8 processes'),
+        (
+            'softpp_table_9 landmarks-49 --scale mini',
+            '_datasets.py --tasks classification makes it',
+        ),
+        ('softpp_table_9 --report --out report.md', r'--out report\.md: .*\.json'),
+    ],
+)
 def test_bad_input_is_quoted(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert re.search(message, ' '.join(refusal_of(TOOL, *arguments.split()).split()))
@@ -132,9 +144,13 @@ def test_missing_data_stops_only_the_runs_that_need_it(tmp_path, monkeypatch):
 def call(cwd, *arguments) -> subprocess.Popen:
     command = [sys.executable, TOOL, 'softpp_table_6', 'softpp-224', 'softpp-384', *arguments]
     return subprocess.Popen(
-        [*map(str, command), '--scale', 'mini', '--cfg-options', *LIMITED], cwd=cwd, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
+        [*map(str, command), '--scale', 'mini', '--cfg-options', *LIMITED],
+        cwd=cwd,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
 
 
 @pytest.mark.thorough

@@ -54,8 +54,21 @@ def run(monkeypatch, tmp_path):
 def test_the_tool_writes_json_and_plots_and_keeps_what_is_there(run, tmp_path, capsys):
     names = [MICRO, f'{MICRO}+SoftmaxAttention', f'{MICRO}+PolaAttention']
     plots = tmp_path / 'a.png', tmp_path / 'top1.png'
-    command = [*names, '--sizes', '32x2', '64x2', '--train', '--threads', 1, '--base', names[1],
-               '--plot', plots[0], '--plot-top1', plots[1]]  # fmt: skip
+    command = [
+        *names,
+        '--sizes',
+        '32x2',
+        '64x2',
+        '--train',
+        '--threads',
+        1,
+        '--base',
+        names[1],
+        '--plot',
+        plots[0],
+        '--plot-top1',
+        plots[1],
+    ]
     status, written = run(*command)
     rows = written['rows']
     assert status == 0 and set(written['exponents']) == set(names)
@@ -88,9 +101,13 @@ def test_sizes_with_equal_tuples_are_sizes_of_their_own():
     assert len({sum(p.numel() for p in model.parameters()) for model in models}) == 2
 
 
-@pytest.mark.parametrize('name', [
-    'mmpretrain:SwinTransformer-tiny', 'mmdet:PyramidVisionTransformerV2-b0',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    'name',
+    [
+        'mmpretrain:SwinTransformer-tiny',
+        'mmdet:PyramidVisionTransformerV2-b0',
+    ],
+)
 def test_the_backbones_of_a_toolbox_are_its_own(name):
     toolbox = name.partition(':')[0]
     pytest.importorskip(toolbox)
@@ -101,12 +118,15 @@ def test_the_backbones_of_a_toolbox_are_its_own(name):
         assert model(torch.randn(1, 3, 224, 224))[-1].shape[0] == 1  # Swin takes no less
 
 
-@pytest.mark.parametrize(('words', 'message'), [
-    (['laplacianformer-tyni'], 'Similar names are .*laplacianformer-tiny.*--list'),
-    # mmpretrain's registry finds our Swin, as the root is its parent.
-    (['mmpretrain:Swin-tiny'], 'no such backbone'),
-    (['--sizes', '224x'], "'224x': give SIDExBATCH"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('words', 'message'),
+    [
+        (['laplacianformer-tyni'], 'Similar names are .*laplacianformer-tiny.*--list'),
+        # mmpretrain's registry finds our Swin, as the root is its parent.
+        (['mmpretrain:Swin-tiny'], 'no such backbone'),
+        (['--sizes', '224x'], "'224x': give SIDExBATCH"),
+    ],
+)
 def test_a_mistyped_word_stops_the_tool_before_it_measures(words, message, run, capsys):
     with pytest.raises(SystemExit, match='2'):
         run(MICRO, *words)
@@ -217,10 +237,13 @@ def made_up(name, seed, top1):
     settings = dict(attention=name, attn_cfg=dict(type=name), host='vit', seed=seed)
     return dict(
         settings=dict(settings, study='textures', phases=[dict(epochs=4)]),
-        top1={'64²': top1, '128²': top1 + 5}, seconds=60, parameters=200_000, macs=15_000_000,
+        top1={'64²': top1, '128²': top1 + 5},
+        seconds=60,
+        parameters=200_000,
+        macs=15_000_000,
         matrices=[dict(matrix, stage=1, tokens=256)] if name == 'SoftmaxAttention' else [],
         terms=[dict(attention='a', mixed=0.1, local=0.2)],
-    )  # fmt: skip
+    )
 
 
 def test_tables_have_means_all_seeds_and_what_is_missing(tmp_path):
@@ -278,10 +301,16 @@ def test_an_interrupted_phase_goes_on_with_its_own_checkpoint(tmp_path, monkeypa
     assert cfg.resume and cfg.load_from is None
 
 
-@pytest.mark.parametrize(('option', 'message'), [
-    ('bandwidth=-2', 'error: bandwidth must be positive and finite, got -2'),
-    ('bandwidth=wide', "error: 'LaplacianAttention, bandwidth=wide' has a value of a wrong type"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ('option', 'message'),
+    [
+        ('bandwidth=-2', 'error: bandwidth must be positive and finite, got -2'),
+        (
+            'bandwidth=wide',
+            "error: 'LaplacianAttention, bandwidth=wide' has a value of a wrong type",
+        ),
+    ],
+)
 def test_an_option_that_the_attention_refuses_is_one_sentence(option, message, tmp_path):
     result = run_script(TRAINING, f'LaplacianAttention, {option}', '--work-dir', tmp_path)
     assert result.returncode and re.search(message, result.stderr)
@@ -293,9 +322,17 @@ def test_an_option_that_the_attention_refuses_is_one_sentence(option, message, t
 def test_fashion_is_a_study(fashion_files, tmp_path):
     fashion_files(tmp_path / 'data/fashion')
     output_of(
-        TRAINING, 'LinearAttention, eps=1.0e-5', '--study', 'fashion', '--epochs', 2,
-        '--data-root', tmp_path / 'data', '--work-dir', tmp_path,
-    )  # fmt: skip
+        TRAINING,
+        'LinearAttention, eps=1.0e-5',
+        '--study',
+        'fashion',
+        '--epochs',
+        2,
+        '--data-root',
+        tmp_path / 'data',
+        '--work-dir',
+        tmp_path,
+    )
     found = json.loads((tmp_path / 'result.json').read_text())
     assert found['settings']['attn_cfg'] == dict(type='LinearAttention', eps=1e-5)
     assert list(found['top1']) == ['28²', '42² (1.5×)', '56² (2×)'] and len(found['matrices']) > 0
@@ -308,8 +345,20 @@ def test_a_comparison_reports_what_fails_and_repeats_nothing_that_is_known(noise
     for folder, side in sides.items():
         noise_images(tmp_path / 'few/textures' / folder, side, classes=15)
     script = ROOT / 'tools/analysis_tools/compare_attentions.py'
-    options = ['--data-root', tmp_path / 'few', '--epochs', 2, '--attentions', *FEW,
-               '--seeds', 0, '--sizes', 64, 96, '--work-dir']  # fmt: skip
+    options = [
+        '--data-root',
+        tmp_path / 'few',
+        '--epochs',
+        2,
+        '--attentions',
+        *FEW,
+        '--seeds',
+        0,
+        '--sizes',
+        64,
+        96,
+        '--work-dir',
+    ]
     # A result that something else has written stands for any run that fails.
     bad = tmp_path / 'laplacianformer/textures' / f'{FEW[0]}_0'
     bad.mkdir(parents=True)

@@ -10,10 +10,14 @@ optim_wrapper = dict(
 )
 param_scheduler = [
     dict(
-        type='CosineAnnealingLR', eta_min_ratio=0.1, by_epoch=True, begin=0, end=max_epochs,
+        type='CosineAnnealingLR',
+        eta_min_ratio=0.1,
+        by_epoch=True,
+        begin=0,
+        end=max_epochs,
         convert_to_iter_based=True,
     ),
-]  # fmt: skip
+]
 train_cfg = dict(by_epoch=True, max_epochs=max_epochs, val_interval=1)
 val_cfg = dict()
 test_cfg = dict()

@@ -14,10 +14,14 @@ optim_wrapper = dict(
 param_scheduler = [
     # To 1e-6 in the head. As a ratio: an absolute minimum would raise the rate of the first layers.
     dict(
-        type='CosineAnnealingLR', eta_min_ratio=0.02, by_epoch=True, begin=0, end=max_epochs,
+        type='CosineAnnealingLR',
+        eta_min_ratio=0.02,
+        by_epoch=True,
+        begin=0,
+        end=max_epochs,
         convert_to_iter_based=True,
     ),
-]  # fmt: skip
+]
 train_cfg = dict(by_epoch=True, max_epochs=max_epochs, val_interval=1)
 val_cfg = dict()
 test_cfg = dict()

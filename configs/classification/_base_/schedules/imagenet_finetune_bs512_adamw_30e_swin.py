@@ -10,14 +10,21 @@ optim_wrapper = dict(
 )
 param_scheduler = [
     dict(
-        type='LinearLR', start_factor=1e-3, by_epoch=True, end=warmup_epochs,
+        type='LinearLR',
+        start_factor=1e-3,
+        by_epoch=True,
+        end=warmup_epochs,
         convert_to_iter_based=True,
     ),
     dict(
-        type='CosineAnnealingLR', eta_min_ratio=0.01, by_epoch=True, begin=warmup_epochs,
-        end=max_epochs, convert_to_iter_based=True,
+        type='CosineAnnealingLR',
+        eta_min_ratio=0.01,
+        by_epoch=True,
+        begin=warmup_epochs,
+        end=max_epochs,
+        convert_to_iter_based=True,
     ),
-]  # fmt: skip
+]
 train_cfg = dict(by_epoch=True, max_epochs=max_epochs, val_interval=1)
 val_cfg = dict()
 test_cfg = dict()

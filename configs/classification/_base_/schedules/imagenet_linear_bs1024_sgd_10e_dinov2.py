@@ -4,10 +4,14 @@ max_epochs = 10
 optim_wrapper = dict(optimizer=dict(type='SGD', lr=4e-3, momentum=0.9, weight_decay=0.0))
 param_scheduler = [
     dict(
-        type='CosineAnnealingLR', eta_min=0.0, by_epoch=True, begin=0, end=max_epochs,
+        type='CosineAnnealingLR',
+        eta_min=0.0,
+        by_epoch=True,
+        begin=0,
+        end=max_epochs,
         convert_to_iter_based=True,
     ),
-]  # fmt: skip
+]
 train_cfg = dict(by_epoch=True, max_epochs=max_epochs, val_interval=1)
 val_cfg = dict()
 test_cfg = dict()

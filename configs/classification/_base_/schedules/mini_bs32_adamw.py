@@ -9,10 +9,14 @@ optim_wrapper = dict(
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.05, by_epoch=True, end=1, convert_to_iter_based=True),
     dict(
-        type='CosineAnnealingLR', eta_min=1e-5, by_epoch=True, begin=1, end=max_epochs,
+        type='CosineAnnealingLR',
+        eta_min=1e-5,
+        by_epoch=True,
+        begin=1,
+        end=max_epochs,
         convert_to_iter_based=True,
     ),
-]  # fmt: skip
+]
 train_cfg = dict(by_epoch=True, max_epochs=max_epochs, val_interval=2)
 val_cfg = dict()
 test_cfg = dict()

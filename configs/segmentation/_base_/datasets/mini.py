@@ -7,11 +7,19 @@ backend_args = dict(backend='whole')  # errors of reading name the file
 metainfo = dict(
     classes=('background', *'0123456789'),
     palette=[
-        [200, 200, 200], [31, 119, 180], [255, 127, 14], [44, 160, 44], [214, 39, 40],
-        [148, 103, 189], [140, 86, 75], [227, 119, 194], [127, 127, 127], [188, 189, 34],
+        [200, 200, 200],
+        [31, 119, 180],
+        [255, 127, 14],
+        [44, 160, 44],
+        [214, 39, 40],
+        [148, 103, 189],
+        [140, 86, 75],
+        [227, 119, 194],
+        [127, 127, 127],
+        [188, 189, 34],
         [23, 190, 207],
     ],
-)  # fmt: skip
+)
 
 # Images are 128 x 128 as they come. No flips: a mirrored digit is another shape.
 train_pipeline = [
