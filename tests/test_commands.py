@@ -32,7 +32,8 @@ ONE_STEP = [
     'val_evaluator=None',
 ]
 NOT_HERE = {
-    r'(\w+=\S+ )*(pip|mim|hf|git|docker|apt-get|pre-commit|tensorboard|source|cd|cp|ls|export) ': 'a program of others',
+    r'(\w+=\S+ )*(pip|mim|hf|git|docker|apt-get|pre-commit|tensorboard|source|cd|cp|ls'
+    r'|export) ': 'a program of others',
     r'(\./|\.venv/)': 'of another environment, or of a language that is not here',
     r'bash (tools/(quickstart|setup_env|run_tests)|\.dev_scripts/)': 'makes an environment',
     r'((\w+=\S+ )*bash tools/(dist|slurm)_|bash tools/gpu_check)': 'needs a GPU, or several',
@@ -50,7 +51,7 @@ NOT_HERE = {
     r'|python -m mmlaplace compare (?!.*--contract))': 'tests/lab does it smaller',
     r'.*train_rt_detr\.py': 'takes minutes, and tests/test_hosts.py takes one step',
     r'.*(--format aoti|prepare_image\.py|dry_run\.py)': 'takes minutes, and tests/tools does it',
-    r'.*(textures|crowds|fashion|make_mini_datasets\.py$)': 'takes minutes, and tests/tools makes these',
+    r'.*(textures|crowds|fashion|make_mini_datasets\.py$)': 'takes minutes; tests/tools does it',
     r'.*(export\.py my_|run_onnx\.py work_dirs/my_)': 'docs/deploy.md has the same commands',
     r'.*elu_mini': 'needs two files of that page, of which tests/test_docs.py runs one',
     r'python -m mmlaplace(\.check$| config )': 'tests/test_check.py or test_model_list.py runs it',

@@ -1,4 +1,4 @@
-"""Files for the hosting site name what is there; sources are typed and short enough to read."""
+"""Files for the hosting site name what is there; sources are typed."""
 
 import json
 import re
@@ -52,21 +52,6 @@ def test_the_citation_is_valid_and_has_the_version():
     assert yaml.safe_load(read('CITATION.cff'))['version'] == __version__
     if program := shutil.which('cffconvert'):
         subprocess.run([program, '--validate'], cwd=ROOT, check=True)
-
-
-MOST_LINES = 400
-# What has a stricter limit of its own.
-LIMITS = {
-    'mmlaplace/models/pyramid/base.py': 170,
-    **{f'mmlaplace/models/attentions/{name}.py': 90 for name in ('agent', 'flatten', 'xca')},
-}
-
-
-def test_no_python_file_is_longer_than_its_limit():
-    listed = subprocess.check_output(['git', 'ls-files', '*.py'], cwd=ROOT, text=True).split()
-    files = {name: ROOT / name for name in listed if (ROOT / name).is_file()}
-    lines = {name: len(file.read_text().splitlines()) for name, file in files.items()}
-    assert {n: count for n, count in lines.items() if count > LIMITS.get(n, MOST_LINES)} == {}
 
 
 @pytest.mark.thorough

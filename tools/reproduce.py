@@ -275,7 +275,8 @@ def why_not_now(plan: Plan) -> str:
         return '\n  '.join(
             [
                 'batches do not fit; give more GPUs by --launcher and --gpus, or --cfg-options '
-                'optim_wrapper.accumulative_counts, or scale the rates by auto_scale_lr.enable=True:',
+                'optim_wrapper.accumulative_counts, or scale the rates by '
+                'auto_scale_lr.enable=True:',
                 *wrong,
             ]
         )

@@ -32,7 +32,6 @@ def test_each_config_is_on_the_page_and_its_table_is_in_step():
 @pytest.mark.parametrize('backbone', BACKBONES)
 @pytest.mark.parametrize('path', HEADS, ids=lambda path: path.stem)
 def test_a_head_is_built_for_each_backbone(path, backbone, monkeypatch):
-    assert len(path.read_text().splitlines()) <= 40
     cfg = load(path, backbone, monkeypatch)
     assert released_place(cfg.model.backbone.init_cfg.checkpoint).startswith('https://')
     with torch.device('meta'):
@@ -59,7 +58,6 @@ def test_the_config_of_a_tutorial_starts_from_released_weights(page, tmp_path):
     config.write_text(code_blocks(ROOT / f'docs/tutorials/{page}.md', 'python')[0])
     cfg = Config.fromfile(config)
     assert cfg.model.backbone.init_cfg.checkpoint == 'mmlaplace://ravlt-tiny'
-    assert len(config.read_text().splitlines()) <= 40
     with torch.device('meta'):
         model = build_model(cfg)
     assert 2 in {getattr(module, 'num_classes', None) for module in model.modules()}
