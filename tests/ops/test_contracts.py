@@ -68,12 +68,18 @@ def test_empty_inputs(name, backend, device):
         empty = {key: tensor[place] for key, tensor in tensors.items()}
         assert results(function, empty, whole[place])[0].shape == whole[place].shape
     no_tokens = {key: tensor[:, :, :0] for key, tensor in tensors.items()}
-    if name in KERNELS or name == 'linear_attention':  # no queries, and no keys
-        queries = {key: no_tokens[key] for key in tensors if key in ('q', 'top_q')}
-        out, *grads = results(function, {**tensors, **queries}, whole[:, :, :0])
-        assert out.numel() == 0 and not any(grad.any() for grad in grads)
-        keys = {key: tensor for key, tensor in no_tokens.items() if key not in queries}
-        assert function(**{**tensors, **keys}).isnan().all()  # a mean of nothing
+    if name not in KERNELS and name != 'linear_attention':
+        return
+    queries = {key: no_tokens[key] for key in tensors if key in ('q', 'top_q')}
+    out, *grads = results(function, {**tensors, **queries}, whole[:, :, :0])
+    assert out.numel() == 0 and not any(grad.any() for grad in grads)
+    keys = {key: tensor for key, tensor in no_tokens.items() if key not in queries}
+    if name in KERNELS:
+        assert function(**{**tensors, **keys}).numel() == 0
+        return
+    for eps_of_sum in (False, True):  # there is no mean of nothing
+        with pytest.raises(ValueError, match=r'at least one key, got shape \(2, 1, 0, 12\)'):
+            function(**{**tensors, **keys}, eps_of_sum=eps_of_sum)
 
 
 @names
