@@ -10,7 +10,7 @@ import mmap
 import platform
 import re
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Optional, Sequence, Tuple
 
 import torch
 import torch._functorch.utils
@@ -238,8 +238,20 @@ def define(schema: str, compute: Callable, fake: Callable, **others: Callable) -
         _LIBRARY.impl(name, function, key)
 
 
-# A context in which an op is its kernel alone; registered derivatives compute in it.
-below_autograd = torch._C._AutoDispatchBelowAutograd
+def _below_autograd_in_old_torch() -> ContextManager:
+    key = torch._C.DispatchKey
+    keys = torch._C.DispatchKeySet(key.ADInplaceOrView)
+    for autograd in (key.AutogradFunctionality, key.AutogradOther, key.AutogradNestedTensor):
+        keys = keys | torch._C.DispatchKeySet(autograd)
+    return torch._C._ExcludeDispatchKeyGuard(keys)
+
+
+# A context in which an op is its kernel alone; registered derivatives compute in it. torch takes no
+# note of views there: tokens whose heads a kernel wrote side by side are new memory to a user, who
+# may change them in place.
+below_autograd: Callable[[], ContextManager] = getattr(
+    torch._C, '_AutoDispatchBelowADInplaceOrView', _below_autograd_in_old_torch
+)
 
 
 # An op refuses its inputs by the first, torch those that do not fit its schema by the others.

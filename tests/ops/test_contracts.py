@@ -83,6 +83,32 @@ def test_empty_inputs(name, backend, device):
 
 
 @names
+def test_results_of_compiled_ops_are_new_memory_that_may_change(name, backend, device):
+    if backend == 'reference':
+        pytest.skip('torch’s may be views')
+    tensors, options = example(name, torch.float64, device)
+    for chosen in ('auto', backend):
+        with torch.no_grad():
+            out = OPS[name](**tensors, **options, backend=chosen)
+        factor = torch.ones((), dtype=out.dtype, device=device, requires_grad=True)
+        out.mul_(factor).sum().backward()
+        assert factor.grad.isfinite()
+
+
+@pytest.mark.parametrize('name', READS_HALVES)
+def test_attentions_and_landmarks_may_change_in_place_and_keep_their_gradients(
+    name, backend, device
+):
+    """The derivatives of kernels and inverses need their results, as that of exp does."""
+    tensors, options = example(name, torch.float64, device)
+    function = functools.partial(OPS[name], backend=backend, **options)
+    upstream = torch.randn_like(function(**tensors))
+    expected = results(function, tensors, 2 * upstream)
+    changed = results(lambda **tensors: function(**tensors).mul_(2), tensors, upstream)
+    torch.testing.assert_close(changed[1:], expected[1:])
+
+
+@names
 def test_under_autocast_ops_read_halves_or_widen_them(name, backend, device):
     tensors, options = example(name, torch.bfloat16, device)
     function = functools.partial(OPS[name], backend=backend, **options)
