@@ -15,11 +15,11 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from ._download import DownloadError, check_scheme, download_once
 from ._hubs import HUB, TIMM, file_from_hub, weights_of_timm
 from ._plain_load import UnsafeCheckpointError, load_plain
-from .dense import DENSE, dataset_meta_of, other_kind
+from .dense import DENSE, dataset_meta_of
 from .fit import LoadReport, Tensors, fitted, is_in
 from .names import find_prefix, first_names, plain_names
-from .own_names import fitting_sentence, in_own_names
-from .published import are_own, other_options, recognise
+from .own_names import fitting_sentence, in_own_names, renamed
+from .published import are_own, recognise
 from .released import address_of, is_released, released_name, released_place
 
 # Where the weights lie. The first that is found is taken. mmengine's 'state_dict' comes first: it
@@ -287,12 +287,13 @@ def load_weights(
     module = _unwrapped(module)
     kind = type(module).__name__
     tensors = _own_tensors(module, skip)
-    if is_released(checkpoint):
+    released = is_released(checkpoint)
+    if released:
         checkpoint = address_of(released_name(checkpoint))
     weights = read_weights(checkpoint, map_location, key)
-    tensors = _renamed(tensors, weights, module, checkpoint, min_matched)
+    tensors = renamed(tensors, weights.tensors, module, checkpoint, min_matched)
     origin = remark = ''
-    if is_released(checkpoint):
+    if released:
         origin = f' ({released_place(checkpoint)})'
         tensors, remark = _without_other_head(tensors, module)
     tensors, alike = _selected(tensors, prefix, f'this {kind}', checkpoint)
@@ -338,29 +339,6 @@ def _own_tensors(module: nn.Module, skip: Sequence[str]) -> Tensors:
         )
     own = {name: state[raw] for name, raw in in_module.items()}
     return Tensors(own, in_module).without(skip)
-
-
-def _renamed(
-    tensors: Tensors,
-    weights: Weights,
-    module: nn.Module,
-    checkpoint: Union[str, PathLike],
-    min_matched: Optional[float],
-) -> Tensors:
-    """With the tensors of a checkpoint by the names of mmlaplace.
-
-    It raises a ValueError if they are of a model with other options or heads than the module's.
-    """
-    stored = {name: weights.tensors[raw] for name, raw in plain_names(weights.tensors).items()}
-    given = in_own_names(stored, tensors.own, checkpoint)
-    reason = ''
-    if given is not stored:  # by the file of its authors
-        reason = other_options(module, given, checkpoint)
-    if not reason and min_matched in (None, 1):
-        reason = other_kind(given, tensors.own)
-    if reason:
-        raise ValueError(f'{checkpoint} does not fit: {reason}')
-    return tensors._replace(given=given)
 
 
 def _without_other_head(tensors: Tensors, module: nn.Module) -> Tuple[Tensors, str]:

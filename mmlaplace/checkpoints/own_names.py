@@ -1,12 +1,14 @@
 """The tensors of a checkpoint by the names of mmlaplace, converted if these are the authors'."""
 
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Mapping, Optional
 
+import torch.nn as nn
 from torch import Tensor
 
 from . import dense
-from .names import count_prefixes, first_names
-from .published import PREFIX, describe, fitting, recognise
+from .fit import Tensors
+from .names import count_prefixes, first_names, plain_names
+from .published import PREFIX, describe, fitting, other_options, recognise
 
 
 def fitting_sentence(weights: Mapping[str, Tensor]) -> str:
@@ -54,6 +56,37 @@ def in_own_names(
     except ValueError as error:
         raise ValueError(f'{checkpoint} cannot be converted: {error}') from error
     return weights
+
+
+def renamed(
+    tensors: Tensors,
+    stored: Mapping[str, Tensor],
+    module: nn.Module,
+    checkpoint: Any,
+    min_matched: Optional[float],
+) -> Tensors:
+    """With the tensors of a checkpoint, by the names of mmlaplace.
+
+    Args:
+        tensors: Those of the module.
+        stored: Those of the checkpoint, by their names in the file.
+        module: The module.
+        checkpoint: Its path or address, for errors.
+        min_matched: As in :func:`load_weights`.
+
+    Raises:
+        ValueError: As :func:`in_own_names`, and for a model with other options or heads.
+    """
+    plain = {name: stored[raw] for name, raw in plain_names(stored).items()}
+    given = in_own_names(plain, tensors.own, checkpoint)
+    reason = ''
+    if given is not plain:  # a file of the authors does not tell all options
+        reason = other_options(module, given, checkpoint)
+    if not reason and min_matched in (None, 1):
+        reason = dense.other_kind(given, tensors.own)
+    if reason:
+        raise ValueError(f'{checkpoint} does not fit: {reason}')
+    return tensors._replace(given=given)
 
 
 def _check_aspects(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
