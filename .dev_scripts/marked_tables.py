@@ -1,13 +1,12 @@
 """Tables between two comments of a page that a person writes."""
 
 import argparse
-import re
 import sys
 from pathlib import Path
-from typing import Callable, Dict, Union
+from typing import Dict, Union
 
 from mmlaplace.commands.command_line import ToolParser
-from mmlaplace.writing import markdown_table
+from mmlaplace.writing import markdown_table, with_tables
 
 __all__ = ['ROOT', 'markdown_table', 'parser_of_pages', 'with_tables', 'write_pages']
 
@@ -37,23 +36,3 @@ def write_pages(pages: Dict[Path, Union[str, bytes]], args: argparse.Namespace) 
     for path in late:
         path.write_bytes(contents[path])
     print(f'wrote {names}' if late else 'all pages are in step')
-
-
-def with_tables(text: str, kind: str, table: Callable[[str], str]) -> str:
-    """The text of a page with its tables made anew.
-
-    A table is between ``<!-- KIND: NAME -->`` and ``<!-- end of KIND -->``.
-
-    Args:
-        text: The text of the page.
-        kind: The kind of the tables.
-        table: Function that makes the table of a name.
-
-    Raises:
-        ValueError: If a table has no end.
-    """
-    begin, end = rf'<!-- {kind}: (\S+) -->', f'<!-- end of {kind} -->'
-    if len(re.findall(begin, text)) != text.count(end):
-        raise ValueError(f'not each <!-- {kind}: NAME --> has its {end}; put both around a table')
-    marked = re.compile(rf'({begin}\n).*?({end})', re.DOTALL)
-    return marked.sub(lambda found: f'{found[1]}\n{table(found[2])}\n\n{found[3]}', text)

@@ -10,14 +10,14 @@
   polaformer-4  published top-1 over published MACs, and over a measured time
   polaformer-5  how a row's weights are spread, and its entropy, in some models (--model)
 
-Published points come from configs/tables. No curve is copied from a picture. On a CPU, times are
+Published points come from studies/tables. No curve is copied from a picture. On a CPU, times are
 processor times, so other work on the machine does not count.
 
 Examples:
-  python tools/visualization/paper_figures.py softpp-1b --depth 2 --multiples 1 2 4
-  python tools/visualization/paper_figures.py softpp-5 --model CONFIG CHECKPOINT SOFT++ \\
+  python studies/paper_figures.py softpp-1b --depth 2 --multiples 1 2 4
+  python studies/paper_figures.py softpp-5 --model CONFIG CHECKPOINT SOFT++ \\
       --images digits data/mini/classification/val --out work_dirs/softpp-5.png
-  python tools/visualization/paper_figures.py softpp-5 --numbers work_dirs/softpp-5.json \\
+  python studies/paper_figures.py softpp-5 --numbers work_dirs/softpp-5.json \\
       --out again.png                                                   # draw it again
 """
 
@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Callable, Dict, NamedTuple
 
 import torch
+from reproduction import figure_drawings as drawings
+from reproduction import figure_numbers as numbers
+from reproduction.inverse_norms import draw_inverse_norms, inverse_norms
 
 from mmlaplace.analysis.measuring import describe_machine
 from mmlaplace.commands.command_line import ToolParser, positive, read_json, write_json
 from mmlaplace.lab.figures import save
-from mmlaplace.lab.reproduction import figure_drawings as drawings
-from mmlaplace.lab.reproduction import figure_numbers as numbers
-from mmlaplace.lab.reproduction.inverse_norms import draw_inverse_norms, inverse_norms
 
 
 class Figure(NamedTuple):

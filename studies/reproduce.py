@@ -1,6 +1,6 @@
 """Reproduce the tables of the papers: train, test and measure their rows, and compare.
 
-The tables are in configs/tables, each row with its config and its published values. At full scale
+The tables are in studies/tables, each row with its config and its published values. At full scale
 a row is trained as its config says, on ImageNet, COCO, ADE20K or Cityscapes in data/. At mini scale
 a small copy is trained on data/mini, in minutes on a CPU. Training and testing are the toolboxes'
 own. If a detector or segmentor starts from a classifier, the classifier is trained first. Rows with
@@ -8,14 +8,14 @@ the same config share a run. --resume continues the runs of a killed call, and d
 finished runs. The result is WORK_DIR/TABLE-SCALE.json, and beside it Markdown and a plot.
 
 Examples:
-  python tools/reproduce.py --list
-  python tools/reproduce.py --list softpp_table_2
+  python studies/reproduce.py --list
+  python studies/reproduce.py --list softpp_table_2
   python tools/dataset_converters/make_mini_datasets.py
-  python tools/reproduce.py laplacianformer_bandwidth --scale mini --seeds 0 1 2 --resume
-  python tools/reproduce.py laplacianformer_bandwidth --scale mini --report
-  python tools/reproduce.py softpp_table_4 softpp-tiny --launcher pytorch --gpus 8 --dry-run
-  python tools/reproduce.py softpp_table_4 softpp-tiny --launcher slurm --gpus 8 --partition gpu \\
-      --weights softpp_table_3/softpp-tiny=work_dirs/softpp-tiny/epoch_300.pth
+  python studies/reproduce.py laplacianformer_bandwidth --scale mini --seeds 0 1 2 --resume
+  python studies/reproduce.py laplacianformer_bandwidth --scale mini --report
+  python studies/reproduce.py softpp_table_4 softpp-tiny --launcher pytorch --gpus 8 --dry-run
+  python studies/reproduce.py softpp_table_4 softpp-tiny --launcher slurm --gpus 8 \\
+      --partition gpu --weights softpp_table_3/softpp-tiny=work_dirs/softpp-tiny/epoch_300.pth
 """
 
 import argparse
@@ -28,15 +28,10 @@ from typing import Dict, Iterator, List, Tuple
 
 import torch
 from mmengine.config import DictAction
-from rich import box
-from rich import table as rich_table
-from rich.console import Console
-
-from mmlaplace.commands.command_line import ToolParser, positive
-from mmlaplace.lab.reproduction import gpu_hours
-from mmlaplace.lab.reproduction.jobs import Training, plan_measurements, plan_run
-from mmlaplace.lab.reproduction.launching import LAUNCHERS, Job, Settings, this_machine, versions
-from mmlaplace.lab.reproduction.paper_tables import (
+from reproduction import gpu_hours
+from reproduction.jobs import Training, plan_measurements, plan_run
+from reproduction.launching import LAUNCHERS, Job, Settings, this_machine, versions
+from reproduction.paper_tables import (
     KINDS,
     SCALES,
     Row,
@@ -48,14 +43,19 @@ from mmlaplace.lab.reproduction.paper_tables import (
     read_table,
     read_tables,
 )
-from mmlaplace.lab.reproduction.report import (
+from reproduction.report import (
     markdown,
     new_report,
     plot,
     row_report,
     run_report,
 )
-from mmlaplace.lab.reproduction.running import run_all
+from reproduction.running import run_all
+from rich import box
+from rich import table as rich_table
+from rich.console import Console
+
+from mmlaplace.commands.command_line import ToolParser, positive
 from mmlaplace.lab.runner import Outcome
 from mmlaplace.writing import markdown_table, write_whole
 
@@ -141,7 +141,7 @@ def coverage_page() -> str:
         if not any(counts):
             continue
         sums = [total + number for total, number in zip(sums, counts)]
-        link = f'[{table.name}](../configs/tables/{table.name}.yml)'
+        link = f'[{table.name}](../studies/tables/{table.name}.yml)'
         lines.append([link, f'{table.title} ({table.place})', *_count_cells(counts)])
     lines.append(['**all**', '', *_count_cells(sums)])
     # Rows that no command produces, those of a table with the same reason together.

@@ -6,9 +6,9 @@ missing are left out.
 
 Examples:
   python tools/dataset_converters/make_mini_datasets.py --tasks textures segmentation rendered
-  python .dev_scripts/study_hybrids.py           # all runs that the log lacks
-  python .dev_scripts/study_hybrids.py --time    # about five minutes on a machine without load
-  python .dev_scripts/study_hybrids.py --draw    # the picture, and the table of the page
+  python studies/study_hybrids.py           # all runs that the log lacks
+  python studies/study_hybrids.py --time    # about five minutes on a machine without load
+  python studies/study_hybrids.py --draw    # the picture, and the table of the page
 """
 
 import statistics
@@ -19,13 +19,7 @@ from textwrap import fill
 from typing import Dict, List, Sequence, Tuple
 
 import torch
-from marked_tables import ROOT, markdown_table, with_tables
-from mmengine.registry import MODELS
-
-from mmlaplace.analysis.measuring import describe_machine, interleave, model_job
-from mmlaplace.commands.command_line import ToolParser, read_json, write_json
-from mmlaplace.lab.figures import new_figure, save
-from mmlaplace.lab.hybrids import (
+from hybrids.study import (
     BATCH,
     BLOCKS,
     HOST,
@@ -38,11 +32,17 @@ from mmlaplace.lab.hybrids import (
     STEPS,
     Study,
 )
+from mmengine.registry import MODELS
+
+from mmlaplace.analysis.measuring import describe_machine, interleave, model_job
+from mmlaplace.commands.command_line import ToolParser, read_json, write_json
+from mmlaplace.lab.figures import new_figure, save
 from mmlaplace.lab.probes.results import by_key, read_results
 from mmlaplace.lab.side_by_side.seed_differences import half_width, short
 from mmlaplace.linearizing import linear_config, softmax_places
-from mmlaplace.writing import write_whole
+from mmlaplace.writing import markdown_table, with_tables, write_whole
 
+ROOT = Path(__file__).resolve().parents[1]
 LOG, TIMES = ROOT / 'docs/logs/hybrids.jsonl', ROOT / 'docs/logs/hybrids_time.json'
 PAGE, PICTURE = ROOT / 'docs/linearize.md', ROOT / 'docs/images/hybrids.png'
 # Hosts that are timed, and the sides of their images.

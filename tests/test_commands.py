@@ -77,7 +77,7 @@ RUNNABLE = {
 def quick_starts(tmp_path_factory, mini_data):
     """A copy of the project with data, trained models and a user's own files."""
     project = tmp_path_factory.mktemp('project')
-    for name in ('configs', 'demo', 'docs', 'tools', 'mmlaplace', '.dev_scripts'):
+    for name in ('configs', 'demo', 'docs', 'studies', 'tools', 'mmlaplace', '.dev_scripts'):
         (project / name).symlink_to(ROOT / name)
     (project / 'data').mkdir()
     (project / 'data/mini').symlink_to(mini_data)

@@ -14,8 +14,10 @@ from mmengine.registry import MODELS
 from PIL import Image
 from torch import Tensor
 
-from ..checkpoints import load_weights, write_weights
-from ..linearizing import (
+from mmlaplace.checkpoints import load_weights, write_weights
+from mmlaplace.lab.mini_datasets.fashion import read_part
+from mmlaplace.lab.probes.results import append_result, by_key, key_of, read_results
+from mmlaplace.linearizing import (
     Schedule,
     distill,
     fit,
@@ -24,9 +26,7 @@ from ..linearizing import (
     softmax_blocks,
     softmax_places,
 )
-from ..linearizing.hybrids import LEARN, MEASURE, harm_of
-from .mini_datasets.fashion import read_part
-from .probes.results import append_result, by_key, key_of, read_results
+from mmlaplace.linearizing.hybrids import LEARN, MEASURE, harm_of
 
 SIDE = 64  # of the training images; the large ones have twice that, and four times the tokens
 HOST = dict(

@@ -1,1 +1,1 @@
-"""Parts of tools/reproduce.py: the papers' tables, the runs of their rows, and the reports."""
+"""Parts of studies/reproduce.py: the papers' tables, the runs of their rows, and the reports."""

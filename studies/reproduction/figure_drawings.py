@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, List, Sequence, Tuple
 
 import numpy as np
 
-from ..figures import new_figure, where
+from mmlaplace.lab.figures import new_figure, where
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""The numbers in the papers' figures. They are measured, or read from configs/tables."""
+"""The numbers in the papers' figures. They are measured, or read from studies/tables."""
 
 import json
 import re

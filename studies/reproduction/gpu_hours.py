@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 from typing import Any, Optional
 
-from ...model_zoo import read_models
+from mmlaplace.model_zoo import read_models
+
 from .paper_tables import Run
 
 PEAK = 312e12  # FLOPs a second of an NVIDIA A100 in half precision, by its data sheet

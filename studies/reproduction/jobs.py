@@ -12,15 +12,15 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 
 from mmlaplace.commands.data_folders import missing_folder
+from mmlaplace.lab.lra import SequenceEncoder
+from mmlaplace.lab.runner import JobFailed
 from mmlaplace.models import SOFTAttention
 from mmlaplace.writing import write_whole
 
-from ..lra import SequenceEncoder
-from ..runner import JobFailed
 from .launching import Job, Settings
 from .paper_tables import IMAGES, METRICS, Run, Spec, TableError, Weights, find_row, merge
 
-TOOLS = Path(__file__).resolve().parents[3] / 'tools'
+TOOLS = Path(__file__).resolve().parents[2] / 'tools'
 MEASURE = str(TOOLS / 'analysis_tools/measure_model.py')
 # GPUs x images on each, in the name of a config: fcn_r50-d8_4xb2-80k_cityscapes-512x1024.py.
 NAMED_BATCH = re.compile(r'_(\d+)xb(\d+)[-_]')

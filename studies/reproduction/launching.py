@@ -18,10 +18,9 @@ from typing import Any, Dict, List, Mapping, Optional
 import torch
 
 from mmlaplace.analysis.measuring import describe_machine
+from mmlaplace.lab.runner import FolderJob, JobFailed
 from mmlaplace.toolboxes import TOOLBOXES
 from mmlaplace.version import __version__
-
-from ..runner import FolderJob, JobFailed
 
 TAIL = 25  # lines of the log in the message of a failure
 LOOK = 0.5  # seconds between two checks of a command

@@ -1,4 +1,4 @@
-"""Read the papers' tables from configs/tables: one YAML file for each table, in printed order."""
+"""Read the papers' tables from studies/tables: one YAML file for each table, in printed order."""
 
 import copy
 import re
@@ -13,6 +13,7 @@ from mmlaplace.model_zoo import files_root, read_yaml
 from mmlaplace.models.known_options import did_you_mean
 from mmlaplace.toolboxes import toolbox_folder
 
+TABLES = Path(__file__).resolve().parents[1] / 'tables'
 # Rows of the paper's methods, of the methods it compares with, and of options that no table has.
 KINDS = ('own', 'baseline', 'option')
 # Weights of another row can start the backbone or the whole model, or are tested without training.
@@ -263,7 +264,7 @@ class Table:
 
 def table_files() -> Dict[str, Path]:
     """The files of all tables by name, sorted by paper and number."""
-    files = {path.stem: path for path in (files_root() / 'configs/tables').glob('*.yml')}
+    files = {path.stem: path for path in TABLES.glob('*.yml')}
     number = lambda name: re.sub(r'\d+', lambda n: n[0].zfill(3), name)  # noqa: E731
     return {name: files[name] for name in sorted(files, key=number)}
 

@@ -6,9 +6,10 @@ import statistics
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from ...writing import markdown_table
-from ..figures import new_figure, save
-from ..runner import Outcome
+from mmlaplace.lab.figures import new_figure, save
+from mmlaplace.lab.runner import Outcome
+from mmlaplace.writing import markdown_table
+
 from .paper_tables import METRICS, Row, Run, Table
 
 

@@ -14,8 +14,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from ..runner import Outcome
-from ..runner import run_all as run_jobs
+from mmlaplace.lab.runner import Outcome
+from mmlaplace.lab.runner import run_all as run_jobs
+
 from .launching import Job
 
 

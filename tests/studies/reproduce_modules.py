@@ -1,10 +1,9 @@
-"""tools/reproduce.py and its modules, for the tests of it."""
+"""studies/reproduce.py and its modules, for the tests of it."""
 
 from conftest import load_tool
+from reproduction import jobs, launching, paper_tables, report, running  # noqa: F401
 
-from mmlaplace.lab.reproduction import jobs, launching, paper_tables, report, running  # noqa: F401
-
-tool = load_tool('tools/reproduce.py')
+tool = load_tool('studies/reproduce.py')
 
 
 def settings(tmp_path, **changes) -> launching.Settings:

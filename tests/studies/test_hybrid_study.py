@@ -18,7 +18,7 @@ def linear(seed, small, **changed):
 
 @pytest.fixture
 def study():
-    return load_tool('.dev_scripts/study_hybrids.py')
+    return load_tool('studies/study_hybrids.py')
 
 
 def test_a_finished_run_is_not_repeated(study, tmp_path):

@@ -1,6 +1,6 @@
-"""The papers' tables in configs/tables and what is reported of them: rows build and agree.
+"""The papers' tables in studies/tables and what is reported of them: rows build and agree.
 
-tools/visualization/paper_figures.py: numbers that agree with the theory, and their pictures.
+studies/paper_figures.py: numbers that agree with the theory, and their pictures.
 """
 
 import json
@@ -14,9 +14,9 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 from PIL import Image
 from reproduce_modules import paper_tables, plan, report, tool, trained
+from reproduction import figure_numbers as numbers
+from reproduction.gpu_hours import gpu_hours
 
-from mmlaplace.lab.reproduction import figure_numbers as numbers
-from mmlaplace.lab.reproduction.gpu_hours import gpu_hours
 from mmlaplace.model_zoo import files_root, read_models
 
 TABLES = paper_tables.read_tables()
@@ -48,7 +48,7 @@ def logged(cfg) -> tuple:
 
 
 def test_a_listed_row_is_one_line_with_its_config_and_its_options():
-    printed = output_of(ROOT / 'tools/reproduce.py', '--list', 'laplacianformer_bandwidth')
+    printed = output_of(ROOT / 'studies/reproduce.py', '--list', 'laplacianformer_bandwidth')
     rows = [line for line in printed.splitlines() if ' own ' in line]
     assert 'estimated, not measured' in printed
     assert len(rows) == 5 and all('laplacianformer-tiny_8xb128_in1k.py' in row for row in rows)
@@ -66,7 +66,7 @@ def test_gpu_hours_follow_from_macs_images_and_epochs():
 
 def test_every_row_has_a_command_or_a_reason_that_tells_it_from_others():
     page, lacking = (ROOT / 'docs/reproduce.md').read_text(), []
-    assert tool.coverage_page() in page, 'run python tools/reproduce.py --list --markdown'
+    assert tool.coverage_page() in page, 'run python studies/reproduce.py --list --markdown'
     assert len(OWN) == 105 == sum(row.covered and not row.waits_for for row in OWN)
     for table in TABLES:
         assert table.title and table.paper and table.place
@@ -163,7 +163,7 @@ def test_a_report_has_means_spreads_differences_and_failures(scale, difference, 
 # ---- figures
 
 
-TOOL = ROOT / 'tools/visualization/paper_figures.py'
+TOOL = ROOT / 'studies/paper_figures.py'
 SOFTPP = ROOT / 'configs/classification/soft/softpp-micro_1xb32_mini.py'
 POLA = ROOT / 'configs/classification/polaformer/polaformer-pvt-micro_1xb32_mini.py'
 

@@ -1,4 +1,4 @@
-"""tools/reproduce.py: plans, input from outside, the order of jobs, failures, a killed call."""
+"""studies/reproduce.py: plans, input from outside, the order of jobs, failures, a killed call."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from processes import wait_until
 from reproduce_modules import jobs, launching, paper_tables, plan, running, settings, tool
 from rich.console import Console
 
-TOOL = ROOT / 'tools/reproduce.py'
+TOOL = ROOT / 'studies/reproduce.py'
 LIMITED = (  # so few images that an epoch takes a second
     'train_dataloader.dataset.indices=64',
     'val_dataloader.dataset.indices=32',

@@ -25,12 +25,13 @@ from PIL import Image
 from mmlaplace.checkpoints import UnsafeCheckpointError, refuse_code
 from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.commands.toolbox_scripts import check_checkpoints, run_toolbox_script
+from mmlaplace.lab.side_by_side import attention_study
 from mmlaplace.lab.side_by_side.attention_jobs import begin
-from mmlaplace.lab.side_by_side.attention_study import STUDIES, settings_of
 from mmlaplace.toolboxes import toolbox_script
 
 TOOLS = ROOT / 'tools'
 DEMO = ROOT / 'demo'
+STUDIES = ROOT / 'studies'
 MODEL_NAMES = 'laplacianformer', 'softpp', 'polaformer-pvt', 'semantic-fpn', 'retinanet'
 LAPLACIAN, SOFTPP, PVT, FPN, RETINANET = map(micro_config, MODEL_NAMES)
 SOFTMAX = LAPLACIAN.with_name('laplacianformer-micro-softmax_1xb32_mini.py')
@@ -46,7 +47,7 @@ LOADERS = {
     '../demo/image_demo.py detector': ['photo.png', RETINANET, 'FILE', '--out-dir', 'OUT'],
     '../demo/image_demo.py segmentor': ['photo.png', FPN, 'FILE', '--out-dir', 'OUT'],
     'analysis_tools/measure_model.py': [SOFTPP, '--attention-term', '--checkpoint', 'FILE'],
-    'visualization/paper_figures.py': [
+    '../studies/paper_figures.py': [
         'polaformer-5',
         '--model',
         PVT,
@@ -95,8 +96,11 @@ def run(tmp_path, monkeypatch):
         for place, epoch in (('runs/textures', 4), ('resumed', 11)):
             Path(place).mkdir(parents=True)
             Path(place, f'epoch_{epoch}.pth').symlink_to(paths['FILE'])
-        host = STUDIES['textures'].host  # of a training that was stopped
-        begin(Path('runs'), settings_of('LaplacianAttention', host, 0, 'textures', None))
+        host = attention_study.STUDIES['textures'].host  # of a training that was stopped
+        begin(
+            Path('runs'),
+            attention_study.settings_of('LaplacianAttention', host, 0, 'textures', None),
+        )
         Path('runs/lock').touch()
         Path('data/mini/textures/train').mkdir(parents=True)
         Path('resumed/last_checkpoint').write_text(str(Path('resumed/epoch_11.pth').resolve()))
@@ -113,19 +117,22 @@ def run(tmp_path, monkeypatch):
 def test_no_tool_that_takes_a_checkpoint_is_left_out():
     about = re.compile(r'checkpoint|--resume|torch\.load|state_dict|pickle', re.IGNORECASE)
     paths = [path for folder in (TOOLS, DEMO) for path in folder.rglob('*.py')]
+    paths += STUDIES.glob('*.py')
     found = {os.path.relpath(path, TOOLS) for path in paths if about.search(path.read_text())}
     # These load nothing themselves: tools/train.py and tools/test.py check what they are given.
-    found -= {'dry_run.py', 'reproduce.py'}
+    found -= {'dry_run.py', '../studies/reproduce.py'}
     # The explorer has its own test: tests/demo/test_attention_explorer.py.
     found -= {'../demo/attention_explorer.py'}
     found -= {f'../demo/explorer/{name}.py' for name in ('models', 'page', 'view')}
     assert found == {name.split()[0] for name in (*LOADERS, *HANDING_OVER)}
     # All of them by our own loader: others, such as mmengine's, run code.
     calls = re.compile(r'\b(torch\.load|load_checkpoint|_load_checkpoint|pickle\.\w+)\(')
-    labs = ('lab/side_by_side', 'lab/mini_datasets', 'lab/reproduction')
+    labs = ('lab/side_by_side', 'lab/mini_datasets')
     rooms = ('analysis', 'commands', 'deployment', *labs)
     shared = (*(ROOT / 'mmlaplace' / room for room in rooms), ROOT / '.dev_scripts')
-    for path in (path for folder in (TOOLS, DEMO, *shared) for path in folder.rglob('*.py')):
+    for path in (
+        path for folder in (TOOLS, DEMO, STUDIES, *shared) for path in folder.rglob('*.py')
+    ):
         assert not calls.search(path.read_text()), path
 
 
