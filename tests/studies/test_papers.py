@@ -226,8 +226,15 @@ def test_figures_of_a_soft_model_are_drawn(tmp_path):
     values = found['stages'][0]['values']
     # The trace of a Gaussian kernel is the number of landmarks.
     assert sum(values) == pytest.approx(64, rel=1e-4) and values == sorted(values, reverse=True)
-    trained = draw('softpp-6b', tmp_path, *model)['norms']['trained']
-    assert [row['landmarks'] for row in trained['with, exact']] == [49, 100, 196]
+    forms = draw('softpp-6b', tmp_path, *model)['norms']['trained']
+    by_form = {(form['normalized'], form['exact']): form['rows'] for form in forms}
+    assert len(by_form) == 4
+    for rows in by_form.values():
+        assert [row['landmarks'] for row in rows] == [49, 100, 196]
+        assert all(0 < row['mean'] <= row['largest'] for row in rows)
+    # The normalisation bounds the inverse, also as the attention computes it.
+    for exact in (False, True):
+        assert by_form[True, exact][-1]['mean'] < by_form[False, exact][-1]['mean']
 
 
 @pytest.mark.slow
