@@ -86,7 +86,7 @@ def fashion_tables(path: Path) -> Dict[str, str]:
     """The tables by their names in the page.
 
     Args:
-        path: The results.json of compare_attentions.py.
+        path: The results.json of `compare trainings`.
     """
     results = groups(json.loads(path.read_text())['results'])[STUDY]
     kept = [made for made in results if made['settings']['attention'] != least_stable(results)]

@@ -21,7 +21,8 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 from PIL import Image
 
-import mmlaplace.models  # noqa: F401  (registers)
+import mmlaplace.__main__
+import mmlaplace.models
 from mmlaplace.model_zoo import build_model as toolbox_model  # noqa: F401  (for tests)
 from mmlaplace.ops import _native
 
@@ -171,19 +172,25 @@ def load_tool(path: str) -> types.ModuleType:
     return module
 
 
-def run_script(path: Path, *arguments) -> subprocess.CompletedProcess:
-    """Run a script in this process, which has imported already what takes seconds to import."""
-    command = [str(path), *map(str, arguments)]
+def run_script(script, *arguments) -> subprocess.CompletedProcess:
+    """Run a script in this process, which has imported already what takes seconds to import.
+
+    ``'mmlaplace'`` in place of a path is ``python -m mmlaplace``.
+    """
+    command = [str(script), *map(str, arguments)]
     said, complained = io.StringIO(), io.StringIO()
     with (
         mock.patch.object(sys, 'argv', command),
-        mock.patch.object(sys, 'path', [str(path.parent), *sys.path]),
+        mock.patch.object(sys, 'path', [str(Path(script).parent), *sys.path]),
         contextlib.redirect_stdout(said),
         contextlib.redirect_stderr(complained),
     ):
         try:
-            runpy.run_path(str(path), run_name='__main__')
             status = 0
+            if script == 'mmlaplace':
+                status = mmlaplace.__main__.main(command[1:])
+            else:
+                runpy.run_path(str(script), run_name='__main__')
         except SystemExit as end:
             status = end.code or 0
     if isinstance(status, str):  # as Python does with a message
@@ -191,16 +198,16 @@ def run_script(path: Path, *arguments) -> subprocess.CompletedProcess:
     return subprocess.CompletedProcess(command, status, said.getvalue(), complained.getvalue())
 
 
-def output_of(path: Path, *arguments) -> str:
+def output_of(script, *arguments) -> str:
     """What a script prints that succeeds."""
-    result = run_script(path, *arguments)
+    result = run_script(script, *arguments)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
 
-def refusal_of(path: Path, *arguments) -> str:
+def refusal_of(script, *arguments) -> str:
     """The sentence with which a script refuses its arguments."""
-    result = run_script(path, *arguments)
+    result = run_script(script, *arguments)
     assert result.returncode == 2, result.stdout + result.stderr
     return result.stderr
 

@@ -43,11 +43,11 @@ NOT_HERE = {
     r'.*convert\.py (?!--list)': "needs the authors' weights, which tests/engine imitates",
     r'.*(demo/attention_explorer\.py|127\.0\.0\.1)': 'a server, which tests/demo starts',
     r'.*(--library|--backend native|build_onnxruntime_ops)': "needs ONNX Runtime's headers",
-    r'.*(benchmark_(backbone|ops)|compare_attentions|attention_training|linearize\.py|mutation_test'
+    r'.*(benchmark_(backbone|ops)|linearize\.py|mutation_test'
     r'|make_lra_datasets\.py --tasks|reproduce\.py(?!.*(--list|--dry-run)))': 'takes hours',
     r'.*make_hf_kernel\.py': 'tests/ops makes the package',
     r'.*(configs/lra/|make_lra_datasets)': 'takes minutes; tests/lab/lra does it with less data',
-    r'(.*(probe_attentions|paper_figures\.py (?!softpp-1a))'
+    r'(.*paper_figures\.py (?!softpp-1a)'
     r'|python -m mmlaplace compare (?!.*--contract))': 'tests/lab does it smaller',
     r'.*train_rt_detr\.py': 'takes minutes, and tests/test_hosts.py takes one step',
     r'.*(--format aoti|prepare_image\.py|dry_run\.py)': 'takes minutes, and tests/tools does it',

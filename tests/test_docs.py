@@ -121,6 +121,7 @@ def test_what_is_generated_is_in_step(table):
 
 DOCUMENTS = sorted([*READMES, *PAGES])
 # They hand their options on to the toolbox's script, or to pytest.
+OF_MMLAPLACE = [ROOT / 'mmlaplace/check/report.py', *(ROOT / 'mmlaplace/lab/compare').glob('*.py')]
 PASS_ON = (
     'train.py',
     'test.py',
@@ -161,6 +162,12 @@ def test_commands_name_scripts_options_and_configs_that_exist(document):
         program = Path(words[0]).name
         if program not in ('python', 'python3', 'bash'):
             assert program in OTHERS.split(), words
+            continue
+        if words[1:3] == ['-m', 'mmlaplace']:
+            files = [*(ROOT / 'mmlaplace/commands').glob('*.py'), *OF_MMLAPLACE]
+            text = ''.join(file.read_text() for file in files)
+            options = {word.split('=')[0] for word in words if word.startswith('--')}
+            assert not [option for option in options if f"'{option}'" not in text], words
             continue
         if words[1].startswith(('-m', '-c', 'MMDETECTION', 'setup.py')):
             continue

@@ -1,31 +1,36 @@
-"""Probe attentions: train each on small tasks that ask one thing of an attention.
+"""Train attentions on small tasks that ask one thing of an attention.
 
 A run takes seconds on one thread, and needs no data. Each attention has the best of four learning
 rates. A run that is finished is not repeated. If the command is stopped, the next call goes on.
 
 Examples:
-  python tools/analysis_tools/probe_attentions.py --list
-  python tools/analysis_tools/probe_attentions.py --tasks recall --attentions Softmax 'Pola*'
-  python tools/analysis_tools/probe_attentions.py --tasks recall --options pairs=32  # harder
-  python tools/analysis_tools/probe_attentions.py --study recall
-  python tools/analysis_tools/probe_attentions.py --quick --attentions Softmax Hydra  # to try it
-  python tools/analysis_tools/probe_attentions.py --seeds 0 1 2          # all, which takes hours
+  python -m mmlaplace compare probes --list
+  python -m mmlaplace compare probes --tasks recall --attentions Softmax 'Pola*'
+  python -m mmlaplace compare probes --tasks recall --options pairs=32  # harder
+  python -m mmlaplace compare probes --study recall
+  python -m mmlaplace compare probes --quick --attentions Softmax Hydra  # to try it
+  python -m mmlaplace compare probes --seeds 0 1 2          # all, which takes hours
   # the table and the heat map, of the runs of docs/probes.md
-  python tools/analysis_tools/probe_attentions.py --out docs/logs/probes.jsonl --report work_dirs
+  python -m mmlaplace compare probes --out docs/logs/probes.jsonl --report work_dirs
 """
 
-import sys
+from argparse import Namespace
 from pathlib import Path
+from typing import Dict, Optional, Sequence
 
 import torch
 from mmengine.config import DictAction
 
-from mmlaplace.commands.command_line import ToolParser
-from mmlaplace.lab.probes.study import QUICK, Runner, Study, chosen, label, read_studies
-from mmlaplace.lab.probes.tasks import PROBES, build_probe
+from ...commands.command_line import ToolParser
+from ..probes.report import tables, write_report
+from ..probes.results import read_results
+from ..probes.study import QUICK, Runner, Study, chosen, label, read_studies
+from ..probes.tasks import PROBES, build_probe
+
+PROG = 'python -m mmlaplace compare probes'
 
 
-def show_list(studies: dict) -> None:
+def show_list(studies: Dict[str, Study]) -> None:
     """Print the probes and the studies."""
     print('probes:')
     for name, kind in PROBES.module_dict.items():
@@ -42,8 +47,9 @@ def show_list(studies: dict) -> None:
         print(f'  {name}: {study.title}; {len(study.attentions)} attentions; {probes}')
 
 
-def main() -> None:
-    parser = ToolParser(__doc__)
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Run the command. The exit status is 1 if a run fails."""
+    parser = ToolParser(__doc__, prog=PROG)
     studies = read_studies()
     parser.add_argument('--list', action='store_true', help='print the probes and the studies')
     parser.add_argument('--study', choices=list(studies), default='attentions')
@@ -86,7 +92,7 @@ def main() -> None:
         metavar='FOLDER',
         help='write tables and pictures of FILE, and run nothing',
     )
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     if args.out.is_dir():
         parser.error(f'{args.out} is a folder; name a file in it')
     parser.check_place(args.out)
@@ -94,7 +100,7 @@ def main() -> None:
         parser.error(f'--rates must be positive, got {args.rates}')
     if args.list:
         show_list(studies)
-        return
+        return 0
     studies = {name: asked(study, args) for name, study in studies.items()}
     with parser.refusing(ValueError):
         study = chosen(studies[args.study], args.tasks, args.attentions)
@@ -102,17 +108,18 @@ def main() -> None:
         study = study._replace(probes=[{**probe, **args.options} for probe in study.probes])
     if args.report:
         report(parser, args, {args.study: study} if args.options else studies)
-        return
+        return 0
     torch.set_num_threads(1)
     runner = Runner(study, args.out, lambda line: print(line, flush=True))
     runner.run(args.seeds)
     if args.out.exists():
         print(f'results are in {args.out}')
     if runner.failures:
-        sys.exit(f'{parser.prog}: error: {len(runner.failures)} runs failed, see above')
+        parser.exit(1, f'{PROG}: error: {len(runner.failures)} runs failed, see above\n')
+    return 0
 
 
-def asked(study: Study, args) -> Study:
+def asked(study: Study, args: Namespace) -> Study:
     """A study with the rates and the schedule that the user asks for."""
     study = study._replace(rates=args.rates or study.rates)
     if args.quick:
@@ -121,11 +128,8 @@ def asked(study: Study, args) -> Study:
     return study
 
 
-def report(parser: ToolParser, args, studies: dict) -> None:
+def report(parser: ToolParser, args: Namespace, studies: Dict[str, Study]) -> None:
     """Write the tables and the heat maps of a file of results."""
-    from mmlaplace.lab.probes.report import tables, write_report
-    from mmlaplace.lab.probes.results import read_results
-
     if args.report.exists() and not args.report.is_dir():
         parser.error(f'{args.report} is a file; name a folder')
     parser.check_place(args.report)
@@ -139,7 +143,3 @@ def report(parser: ToolParser, args, studies: dict) -> None:
         )
     for path in write_report(results, studies, args.report):
         print(f'wrote {path}')
-
-
-if __name__ == '__main__':
-    main()

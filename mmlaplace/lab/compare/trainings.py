@@ -1,10 +1,10 @@
-"""Compare attentions: the same host, data and schedule for each, several seeds, and their costs.
+"""Train attentions on the same host, data and schedule, with several seeds, and compare them.
 
 Every registered attention is trained on mini data and tested on held-out images. The test images
 have the size of training, or are wider views of the same places with 1.5 and 2 times the side. Then
 time and memory of each attention are measured, one after the other. Finished runs are kept in the
-work directory and not repeated, but costs of other --sizes are measured again. An interrupted
-training continues from its last epoch.
+work directory and not repeated, but costs of another --image-size are measured again. An
+interrupted training continues from its last epoch.
 
   textures   patches of fifteen photographs; the class is the photograph (the default)
   digits     digits on photographs, then crowds of digits of one class
@@ -15,59 +15,58 @@ two cores.
 
 Examples:
   python tools/dataset_converters/make_mini_datasets.py --tasks textures
-  python tools/analysis_tools/compare_attentions.py                  # all attentions, seeds 0 1 2
-  python tools/analysis_tools/compare_attentions.py --attentions LaplacianAttention XCAttention
-  python tools/analysis_tools/compare_attentions.py --hosts vit swin --seeds 0 --no-cost
+  python -m mmlaplace compare trainings                              # all attentions, seeds 0 1 2
+  python -m mmlaplace compare trainings --attentions LaplacianAttention XCAttention
+  # one training
+  python -m mmlaplace compare trainings --attentions LaplacianAttention --seeds 0 --no-cost
+  python -m mmlaplace compare trainings --hosts vit swin --seeds 0 --no-cost
   # without the convolution of V
-  python tools/analysis_tools/compare_attentions.py --attentions "PolaAttention, lepe_kernel=0"
-  python tools/analysis_tools/compare_attentions.py --study fashion --no-cost --jobs 1
-  python tools/analysis_tools/compare_attentions.py --study fashion --no-cost --ablations \\
-      --seeds 0 1 2 3 4
+  python -m mmlaplace compare trainings --attentions "PolaAttention, lepe_kernel=0"
+  python -m mmlaplace compare trainings --study fashion --no-cost --jobs 1
+  python -m mmlaplace compare trainings --study fashion --no-cost --ablations --seeds 0 1 2 3 4
   # the tables and plots of a log
-  python tools/analysis_tools/compare_attentions.py --report docs/logs/compare_attentions.json
+  python -m mmlaplace compare trainings --report docs/logs/compare_attentions.json
   # continue from the runs of docs/attention_comparison.md
-  python tools/analysis_tools/compare_attentions.py --known docs/logs/compare_attentions.json
+  python -m mmlaplace compare trainings --known docs/logs/compare_attentions.json
 """
 
 import json
-import sys
+from argparse import Namespace
 from functools import partial
 from pathlib import Path
-from typing import List
+from typing import Dict, List, Optional, Sequence
 
 import torch
 from rich.progress import Progress
 
-from mmlaplace.analysis.measuring import describe_machine
-from mmlaplace.commands.command_line import ToolParser, at_least, positive, read_json, write_json
-from mmlaplace.commands.script_runs import import_first
-from mmlaplace.lab.runner import Outcome, run_all
-from mmlaplace.lab.side_by_side.attention_jobs import (
-    Script,
-    cost_job,
-    read_result,
-    training_job,
-)
-from mmlaplace.lab.side_by_side.attention_report import write_report
-from mmlaplace.lab.side_by_side.attention_study import (
+from ...analysis.measuring import describe_machine
+from ...commands.command_line import ToolParser, at_least, positive, read_json, write_json
+from ...commands.script_runs import import_first
+from ..runner import Outcome, run_all
+from ..side_by_side.attention_jobs import Work, cost_job, training_job
+from ..side_by_side.attention_report import write_report
+from ..side_by_side.attention_results import read_result
+from ..side_by_side.attention_study import (
     ABLATIONS,
     HOSTS,
     SIZES,
     STUDIES,
     candidates,
-    config_of,
     missing_data,
 )
+from ..side_by_side.attention_training import check_options
+
+PROG = 'python -m mmlaplace compare trainings'
 
 
-def run_and_show(jobs: List[Script], at_once: int) -> List[str]:
+def run_and_show(jobs: List[Work], at_once: int) -> List[str]:
     """Run what is not done, so many at once; the failures, which do not stop the others."""
     failures: List[str] = []
     with Progress() as progress:
         finished = sum(job.result() is not None for job in jobs)
         task = progress.add_task('runs', total=len(jobs), completed=finished)
 
-        def ended(job: Script, outcome: Outcome) -> None:
+        def ended(job: Work, outcome: Outcome) -> None:
             progress.advance(task)
             if isinstance(outcome, str):
                 failures.append(outcome)
@@ -95,9 +94,9 @@ def but_sizes(settings: dict) -> dict:
     return {name: value for name, value in settings.items() if name != 'sizes'}
 
 
-def main() -> None:
-    parser = ToolParser(__doc__)
-    names = list(candidates())
+def parser_of(names: Sequence[str]) -> ToolParser:
+    """The parser of the command, for attentions of these names."""
+    parser = ToolParser(__doc__, prog=PROG)
     parser.add_argument(
         '--attentions',
         nargs='+',
@@ -123,11 +122,12 @@ def main() -> None:
     )
     parser.add_argument('--no-cost', action='store_true', help='leave time and memory out')
     parser.add_argument(
-        '--sizes',
+        '--image-size',
         nargs='+',
         type=positive,
         default=list(SIZES),
-        help='of images for time and memory; %(default)s',
+        metavar='SIDE',
+        help='of square images for time and memory; %(default)s',
     )
     parser.add_argument(
         '--known',
@@ -144,11 +144,17 @@ def main() -> None:
     parser.add_argument('--jobs', type=positive, default=2, help='trainings at once; default: 2')
     parser.add_argument('--data-root', type=Path, default=Path('data/mini'))
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/compare_attentions'))
-    args = parser.parse_args()
+    return parser
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Run the command. The exit status is 1 if a run fails."""
+    names = list(candidates())
+    parser = parser_of(names)
+    args = parser.parse_args(arguments)
     if args.report:
-        content = read_json(args.report, 'results', 'costs')
-        print('wrote', *write_report(content, args.work_dir), sep='\n')
-        return
+        show_report(read_json(args.report, 'results', 'costs'), args.work_dir)
+        return 0
     args.hosts = list(dict.fromkeys(args.hosts or [STUDIES[args.study].host]))
     args.seeds = list(dict.fromkeys(args.seeds))
     if args.ablations is not None:
@@ -156,45 +162,63 @@ def main() -> None:
         args.attentions = [*(args.attentions or []), *asked]
     args.attentions = list(dict.fromkeys(args.attentions or names))
     with parser.refusing(ValueError):
-        list(map(config_of, args.attentions))
+        for name in args.attentions:
+            check_options(name, args.hosts[0], args.study)
     if missing := missing_data(args.study, args.data_root):
         parser.error(missing)
-    known = dict(results=[], costs=[])
+    known: Dict[str, list] = dict(results=[], costs=[])
     if args.known:
         known = read_json(args.known, *known)
     done = [made['settings'] for made in (*known['results'], *known['costs'])]
     import_first('mmpretrain.models', 'mmlaplace.models')
-    folders = {name: name.replace(', ', '-') for name in args.attentions}
-    trainings = [
+    trainings = [job for job in training_jobs(args) if job.settings not in done]
+    failures = run_and_show(trainings, args.jobs)
+    if not args.no_cost:
+        costs = [job for job in cost_jobs(args) if job.settings not in done]
+        failures += run_and_show(costs, 1)
+    content = collect(args.work_dir, known)
+    write_json(args.work_dir / 'results.json', content)
+    print(f'wrote {args.work_dir / "results.json"}')
+    if content['results']:
+        show_report(content, args.work_dir)
+    if failures:
+        parser.exit(1, f'{PROG}: error: {len(failures)} runs failed, see above\n')
+    return 0
+
+
+def training_jobs(args: Namespace) -> List[Work]:
+    """The trainings. All attentions have a seed before the next one begins."""
+    return [
         training_job(
             name,
             host,
             seed,
             args.study,
             args.epochs,
-            args.work_dir / host / args.study / f'{folders[name]}_{seed}',
+            args.work_dir / host / args.study / f'{folder_of(name)}_{seed}',
             args.data_root,
         )
         for host in args.hosts
         for seed in args.seeds
         for name in args.attentions
     ]
-    failures = run_and_show([job for job in trainings if job.settings not in done], args.jobs)
-    if not args.no_cost:
-        host = args.hosts[0]
-        costs = [
-            cost_job(name, host, args.sizes, args.work_dir / host / f'cost/{folder}.json')
-            for name, folder in folders.items()
-        ]
-        failures += run_and_show([job for job in costs if job.settings not in done], 1)
-    content = collect(args.work_dir, known)
-    write_json(args.work_dir / 'results.json', content)
-    print(f'wrote {args.work_dir / "results.json"}')
-    if content['results']:
-        print('wrote', *write_report(content, args.work_dir), sep='\n')
-    if failures:
-        sys.exit(f'{parser.prog}: error: {len(failures)} runs failed, see above')
 
 
-if __name__ == '__main__':
-    main()
+def cost_jobs(args: Namespace) -> List[Work]:
+    """Time and memory of each attention in the first host."""
+    host = args.hosts[0]
+    folder = args.work_dir / host / 'cost'
+    return [
+        cost_job(name, host, args.image_size, folder / f'{folder_of(name)}.json')
+        for name in args.attentions
+    ]
+
+
+def folder_of(name: str) -> str:
+    """The name of a folder for an attention with options."""
+    return name.replace(', ', '-')
+
+
+def show_report(content: dict, work_dir: Path) -> None:
+    """Write the tables and plots of results, and print their paths."""
+    print('wrote', *write_report(content, work_dir), sep='\n')

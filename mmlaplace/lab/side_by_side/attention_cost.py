@@ -1,31 +1,22 @@
-"""Measure time and memory of a host with one attention, over the size of the image, batch 1.
+"""Time and memory of a host with one attention, over the size of the image, batch 1.
 
-compare_attentions.py runs this tool for each attention. The last pass predicts the time and memory
-of the next size. If they exceed the limits, that size is left out, and the reason is kept.
-
-Example:
-  python tools/analysis_tools/attention_cost.py LaplacianAttention --sizes 224 512 1024
+The last pass predicts the time and memory of the next size. If they exceed the limits, that size is
+left out, and the reason is kept.
 """
 
 import math
 import statistics
 import time
 from pathlib import Path
-from typing import Callable, Dict, List, Tuple
+from typing import Callable, Dict, List, Sequence, Tuple
 
 import numpy as np
 import torch
 from mmengine.registry import MODELS
 
-from mmlaplace.analysis.measuring import describe_machine, model_job, seconds_of, tensor_memory
-from mmlaplace.commands.command_line import ToolParser, positive, write_json
-from mmlaplace.lab.side_by_side.attention_study import (
-    HOSTS,
-    SIZES,
-    backbone_cfg,
-    config_of,
-    cost_settings,
-)
+from ...analysis.measuring import describe_machine, model_job, seconds_of, tensor_memory
+from ...commands.command_line import write_json
+from .attention_study import backbone_cfg, config_of, cost_settings
 
 PASSES = ('forward', 'forward and backward')
 LONGEST, LARGEST = 40, 8000  # seconds and MB of a pass to try
@@ -38,7 +29,10 @@ def measure(job: Callable) -> Tuple[float, float]:
     first = seconds_of(job, CPU)  # it warms up, and counts only where there is time for no other
     runs = min(RUNS, int(BUDGET / first))
     seconds = statistics.median([seconds_of(job, CPU) for _ in range(runs)] or [first])
-    return seconds, tensor_memory(job, CPU) / 2**20
+    peak = tensor_memory(job, CPU)
+    if peak is None:
+        raise RuntimeError('the profiler saw fewer bytes than the pass returns')
+    return seconds, peak / 2**20
 
 
 def expected(before: List[dict], key: str, side: int) -> float:
@@ -61,21 +55,22 @@ def exponent(rows: List[dict]) -> float:
     return float(np.polyfit(x, y, 1)[0])
 
 
-def cost_of(attention: str, host: str, sizes: List[int]) -> Dict[str, dict]:
+def cost_of(attention: str, host: str, sides: Sequence[int]) -> Dict[str, dict]:
     """For each pass: rows of the sizes, what was left out and why, and the exponent.
 
     Args:
         attention, host: Names in the comparison. The attention has its own default options.
-        sizes: Sides of the images, in pixels.
+        sides: Of the square images, in pixels.
     """
     torch.manual_seed(0)
-    backbone = MODELS.build(backbone_cfg(host, config_of(attention, landmarks=None), min(sizes)))
+    backbone = MODELS.build(backbone_cfg(host, config_of(attention, landmarks=None), min(sides)))
     found = {}
     for name in PASSES:
-        rows, left_out = [], {}
+        rows: List[dict] = []
+        left_out: Dict[int, str] = {}
         train = name != 'forward'
         backbone.train(train)
-        for side in sorted(set(sizes)):
+        for side in sorted(set(sides)):
             if rows and expected(rows, 'seconds', side) > LONGEST:
                 left_out[side] = f'expected to take more than {LONGEST} s'
             elif rows and expected(rows, 'MB', side) > LARGEST:
@@ -91,22 +86,11 @@ def cost_of(attention: str, host: str, sizes: List[int]) -> Dict[str, dict]:
     return found
 
 
-def main() -> None:
-    parser = ToolParser(__doc__)
-    parser.add_argument('attention', help='and its options: "PolaAttention, power=3"')
-    parser.add_argument('--host', choices=list(HOSTS), default='laplacianformer')
-    parser.add_argument('--sizes', nargs='+', type=positive, default=list(SIZES))
-    parser.add_output('--out', default=Path('work_dirs/attention_cost.json'))
-    args = parser.parse_args()
-    with parser.refusing(ValueError):
-        config_of(args.attention)
+def write_cost(attention: str, host: str, sides: Sequence[int], path: Path) -> None:
+    """Measure as :func:`cost_of`, and write it with its settings and the machine as JSON."""
     clocks = time.process_time(), time.perf_counter()
-    cost = cost_of(args.attention, args.host, args.sizes)
+    cost = cost_of(attention, host, sides)
     share = (time.process_time() - clocks[0]) / (time.perf_counter() - clocks[1])
-    settings = cost_settings(args.attention, args.host, args.sizes)
+    settings = cost_settings(attention, host, sides)
     about = dict(machine=describe_machine(CPU), share=share)  # less than 1 on a busy machine
-    write_json(args.out, dict(settings=settings, **about, cost=cost))
-
-
-if __name__ == '__main__':
-    main()
+    write_json(path, dict(settings=settings, **about, cost=cost))

@@ -1,21 +1,10 @@
-"""Train one attention on one host and mini data set, test it, and look into it.
-
-compare_attentions.py runs this tool many times. It continues an interrupted training, and writes
-result.json at the end.
-
-Example:
-  python tools/dataset_converters/make_mini_datasets.py --tasks textures
-  python tools/analysis_tools/attention_training.py LaplacianAttention --seed 0
-  python tools/analysis_tools/attention_training.py "LaplacianAttention, bandwidth=2"
-"""
+"""Train one attention on one host and mini data set, test it, and look into it."""
 
 import json
 import sys
 import time
-from argparse import Namespace
-from functools import partial
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from mmengine.config import Config
@@ -23,25 +12,25 @@ from mmengine.registry import MODELS
 from mmengine.runner import Runner
 from PIL import Image
 
-from mmlaplace.analysis.attention_statistics import statistics_by_stage, term_sizes
-from mmlaplace.analysis.complexity import count_complexity
-from mmlaplace.analysis.recording import normalized
-from mmlaplace.commands.command_line import ToolParser, at_least, load_or_exit, write_json
-from mmlaplace.lab.mini_datasets import fashion
-from mmlaplace.lab.runner import locked
-from mmlaplace.lab.side_by_side.attention_jobs import begin, finished
-from mmlaplace.lab.side_by_side.attention_study import (
-    HOSTS,
+from ...analysis.attention_statistics import statistics_by_stage, term_sizes
+from ...analysis.complexity import count_complexity
+from ...analysis.recording import normalized
+from ...checkpoints import refuse_code
+from ...commands.command_line import load_or_exit, write_json
+from ...commands.terminal import keep_noise_from_terminal
+from ...model_zoo import build_model
+from ..mini_datasets import fashion
+from ..runner import locked
+from .attention_results import begin, finished
+from .attention_study import (
     STUDIES,
     Column,
     Phase,
     Study,
     backbone_cfg,
-    missing_data,
     phase_cfg,
     settings_of,
 )
-from mmlaplace.model_zoo import build_model
 
 
 def train(cfg: Config, work_dir: Path) -> str:
@@ -75,11 +64,12 @@ def train_and_test(
     host: str, attn_cfg: dict, seed: int, study: Study, work_dir: Path, data_root: Path
 ) -> Tuple[Dict[str, float], Config, str]:
     """Top-1 by column, and the last config and checkpoint."""
-    top1, checkpoint = {}, None
+    top1: Dict[str, float] = {}
+    checkpoint = ''
     for phase in study.phases:
         cfg = phase_cfg(host, attn_cfg, phase, study, data_root)
         cfg.randomness = dict(seed=seed)
-        cfg.load_from = checkpoint
+        cfg.load_from = checkpoint or None
         cfg.experiment_name = phase.data
         checkpoint = train(cfg, work_dir / phase.data)
         for title, column in study.columns.items():
@@ -106,7 +96,8 @@ def look_into(cfg: Config, checkpoint: str, phase: Phase, data_root: Path) -> di
     """What the trained attentions do on four held-out images, and what the model costs."""
     model = build_model(cfg)
     load_or_exit(model, checkpoint, min_matched=1)
-    backbone = model.backbone.eval()
+    backbone: Any = model.backbone
+    backbone.eval()
     images = held_out_images(data_root / phase.data / 'val', phase.side, 4)
     cost = count_complexity(backbone, (3, phase.side, phase.side))
     return dict(
@@ -117,56 +108,65 @@ def look_into(cfg: Config, checkpoint: str, phase: Phase, data_root: Path) -> di
     )
 
 
-def main() -> None:
-    parser = ToolParser(__doc__)
-    parser.add_argument('attention', help='and its options: "PolaAttention, power=3"')
-    parser.add_argument('--host', choices=list(HOSTS), help="default: the study's")
-    parser.add_argument('--seed', type=int, default=0)
-    parser.add_argument('--study', choices=list(STUDIES), default='textures')
-    parser.add_argument(
-        '--epochs',
-        type=partial(at_least, 2),  # the first warms the rate up
-        help="2 or more; default: the study's",
-    )
-    parser.add_argument('--data-root', type=Path, default=Path('data/mini'))
-    parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/attention_training'))
-    args = parser.parse_args()
-    args.host = args.host or STUDIES[args.study].host
+def check_options(name: str, host: str, study: str) -> None:
+    """Build the backbone of a training once, which checks the options of its attention.
+
+    Raises:
+        ValueError: If there is no such attention or option, or it refuses a value.
+    """
+    settings = settings_of(name, host, 0, study, None)
     try:
-        settings = settings_of(args.attention, args.host, args.seed, args.study, args.epochs)
-        if finished(args.work_dir, settings):
-            print(f'{args.work_dir / "result.json"} is there already')
-            return
-        first = settings['phases'][0]
-        MODELS.build(backbone_cfg(args.host, settings['attn_cfg'], first['side']))  # checks options
-        if missing := missing_data(args.study, args.data_root):
-            parser.error(missing)
-        resumed = begin(args.work_dir, settings)
+        MODELS.build(backbone_cfg(host, settings['attn_cfg'], settings['phases'][0]['side']))
     except TypeError as error:
-        sys.exit(f'{parser.prog}: error: {args.attention!r} has a value of a wrong type: {error}')
+        raise ValueError(f'{name!r} has a value of a wrong type: {error}') from error
+
+
+def train_attention(
+    name: str,
+    host: str,
+    seed: int,
+    study: str,
+    epochs: Optional[int],
+    work_dir: Path,
+    data_root: Path,
+) -> None:
+    """Train, test, and write ``result.json``, unless it is there.
+
+    It continues an interrupted training. A training goes on after the call that started it was
+    killed, and another call waits for it. The process ends with a sentence if the folder has a
+    training with other settings.
+
+    Args:
+        name, host, seed, study, epochs: As of :func:`settings_of`.
+        work_dir: Folder of the training.
+        data_root: Folder with a folder of data for each task.
+    """
+    refuse_code()
+    keep_noise_from_terminal()
+    settings = settings_of(name, host, seed, study, epochs)
+    try:
+        if finished(work_dir, settings):
+            return
+        resumed = begin(work_dir, settings)
     except ValueError as error:
-        sys.exit(f'{parser.prog}: error: {error}')
-    # A training goes on after the call that started it was killed. Another call waits for it.
-    with locked(args.work_dir):
-        if finished(args.work_dir, settings):
-            print(f'{args.work_dir / "result.json"} is there now, by another call')
-        else:
-            train_all(args, settings, resumed)
+        sys.exit(f'error: {error}')
+    with locked(work_dir):
+        if not finished(work_dir, settings):
+            result = trained_and_tested(settings, resumed, work_dir, data_root)
+            write_json(work_dir / 'result.json', result)
 
 
-def train_all(args: Namespace, settings: dict, resumed: bool) -> None:
-    """Train all phases, test, and write the result. A training that is resumed has no time."""
-    study = STUDIES[args.study]._replace(phases=[Phase(**phase) for phase in settings['phases']])
+def trained_and_tested(
+    settings: dict, resumed: bool, work_dir: Path, data_root: Path
+) -> Dict[str, Any]:
+    """The result of a training with its tests. A training that is resumed has no time."""
+    phases = tuple(Phase(**phase) for phase in settings['phases'])
+    study = STUDIES[settings['study']]._replace(phases=phases)
     start = time.perf_counter()
     top1, cfg, checkpoint = train_and_test(
-        args.host, settings['attn_cfg'], args.seed, study, args.work_dir, args.data_root
+        settings['host'], settings['attn_cfg'], settings['seed'], study, work_dir, data_root
     )
     seconds = time.perf_counter() - start
-    seen = look_into(cfg, checkpoint, study.phases[-1], args.data_root)
-    result = dict(settings=settings, top1=top1, seconds=None if resumed else seconds, **seen)
-    write_json(args.work_dir / 'result.json', result)
-    print(json.dumps(top1, ensure_ascii=False))
-
-
-if __name__ == '__main__':
-    main()
+    seen = look_into(cfg, checkpoint, phases[-1], data_root)
+    sys.stdout.write(json.dumps(top1, ensure_ascii=False) + '\n')
+    return dict(settings=settings, top1=top1, seconds=None if resumed else seconds, **seen)
