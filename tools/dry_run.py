@@ -12,22 +12,22 @@ With --random-images it runs the model and the optimiser alone, for one training
 prediction, and needs no data. That takes seconds.
 
 Examples:
-  python tools/dry_run.py my_config.py --random-images 192 256
+  python tools/dry_run.py my_config.py --random-images --image-size 192 256
   python tools/dry_run.py configs/detection/soft/retinanet_softpp-tiny_fpn_1x_coco.py
   python tools/dry_run.py --tasks segmentation
   python tools/dry_run.py --tasks detection --iterations 1 --batch-size 1  # takes less time
   python tools/dry_run.py --tasks classification detection segmentation      # hours on a CPU
 """
 
+import argparse
 import hashlib
 import json
 import math
 import re
-import resource
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Set
+from typing import Any, Dict, List, Optional, Set
 
 from filelock import FileLock
 from mmengine.config import Config
@@ -36,6 +36,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from mmlaplace.analysis.networks import image_size
 from mmlaplace.commands.command_line import (
     ToolParser,
     positive,
@@ -122,9 +123,9 @@ def run_here(config: Path, data: Path, work_dir: Path, length: Dict[str, Any]) -
     """Train and validate in this process, and write what was seen."""
     start = time.perf_counter()
     cfg = Config.fromfile(config)
-    shape = length['random_images']
-    if shape:
-        seen = dict(train_and_predict(cfg, tuple(shape), length['batch_size']), metrics={})
+    if length['random_images']:
+        shape = tuple(length['image_size'] or image_size(cfg))
+        seen = dict(train_and_predict(cfg, shape, length['batch_size']), metrics={})
     else:
         short = shorten(cfg, data, work_dir, length['iterations'], length['batch_size'])
         seen = train_and_validate(short)
@@ -132,12 +133,21 @@ def run_here(config: Path, data: Path, work_dir: Path, length: Dict[str, Any]) -
         work_dir / 'passed.json',
         dict(
             seconds=time.perf_counter() - start,
-            MB=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            MB=peak_megabytes(),
             **length,
             **seen,
             left_out=cfg.strategy.type if 'strategy' in cfg else '',
         ),
     )
+
+
+def peak_megabytes() -> Optional[float]:
+    """The largest memory of this process so far. None on Windows, which has no such count."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def train_and_validate(cfg: Config) -> Dict[str, Any]:
@@ -182,7 +192,7 @@ def run(config: Path, mark: str, data: Path, work_dir: Path, length: Dict[str, A
     arguments = [str(config), '--here', '--data-root', str(data), '--work-dir', str(folder)]
     for name, value in length.items():
         if value:
-            values = value if isinstance(value, list) else [value]
+            values = [] if value is True else value if isinstance(value, list) else [value]
             arguments += [f'--{name.replace("_", "-")}', *map(str, values)]
     status, end = run_script(Path(__file__), arguments, folder / 'log.txt')
     if status == 0:
@@ -197,12 +207,21 @@ def print_table(rows: List[dict]) -> None:
     for row in rows:
         if row['passed']:
             metrics = ', '.join(f'{name} {value:.3g}' for name, value in row['metrics'].items())
-            cells = [f'{row["seconds"]:.0f}', f'{row["MB"]:.0f}', f'{row["loss"]:.3g}', metrics]
+            megabytes = '-' if row['MB'] is None else f'{row["MB"]:.0f}'
+            cells = [f'{row["seconds"]:.0f}', megabytes, f'{row["loss"]:.3g}', metrics]
         else:
             cells = ['-', '-', '-', f'FAILED with status {row["status"]}']
         left_out = f' (without {row["left_out"]})' if row.get('left_out') else ''
         table.add_row(row['config'] + left_out, *cells)
     Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def take_former_size(args: argparse.Namespace) -> None:
+    """Take ``--random-images H W``, as the size was given before, for ``--image-size H W``."""
+    sides = [config for config in args.configs if config.name.isdecimal()]
+    if args.random_images and len(sides) == 2 and not args.image_size:
+        args.configs = [config for config in args.configs if config not in sides]
+        args.image_size = [int(side.name) for side in sides]
 
 
 def main() -> None:
@@ -213,15 +232,25 @@ def main() -> None:
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/dry_run'))
     parser.add_argument('--iterations', type=positive, default=2, help='of training (default: 2)')
     parser.add_argument('--batch-size', type=positive, default=2, help='of training (default: 2)')
-    parser.add_argument(
-        '--random-images', nargs=2, type=positive, metavar=('H', 'W'), help='instead of any data'
+    parser.add_argument('--random-images', action='store_true', help='instead of any data')
+    parser.add_image_size(
+        nargs=2,
+        type=positive,
+        metavar=('H', 'W'),
+        help="of the random images; default: the config's",
     )
     parser.add_argument('--here', action='store_true', help='one config, in this process')
     args = parser.parse_args()
+    take_former_size(args)
+    if args.image_size and not args.random_images:
+        parser.error('--image-size is for --random-images; the config sets the size of its data')
     configs = [config.resolve() for config in args.configs]
     configs += [config for task in args.tasks for config in full_size_configs(task)]
     length = dict(
-        iterations=args.iterations, batch_size=args.batch_size, random_images=args.random_images
+        iterations=args.iterations,
+        batch_size=args.batch_size,
+        random_images=args.random_images or None,
+        image_size=args.image_size,
     )
     if not configs:
         parser.error(f'name configs, or tasks of {TASKS} by --tasks')

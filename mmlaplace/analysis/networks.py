@@ -1,9 +1,14 @@
 """The networks of classifiers, detectors and segmentors, without the steps after the heads."""
 
+import copy
+import importlib
+from itertools import islice
 from typing import Any, Iterator, List, Tuple
 
 import torch.nn as nn
 from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+from mmengine.runner import Runner
 from torch import Tensor
 
 from ..model_zoo import build_model
@@ -106,3 +111,20 @@ def image_size(cfg: Config) -> Tuple[int, int]:
         if not isinstance(side, int):
             side = tuple(side)[::-1]  # the transforms have width and height
     return (side, side) if isinstance(side, int) else tuple(side)
+
+
+def sizes_of_images(cfg: Config, count: int) -> List[Tuple[int, int]]:
+    """Heights and widths of the first validation images, as a model gets them: padded.
+
+    Args:
+        cfg: The config, whose data must be there.
+        count: Number of images. There may be fewer.
+    """
+    loader = copy.deepcopy(cfg.val_dataloader)
+    loader.update(batch_size=1, num_workers=0, persistent_workers=False)
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        importlib.import_module(f'{cfg.default_scope}.utils').register_all_modules(False)
+        preprocessor = MODELS.build(cfg.model.get('data_preprocessor') or cfg.data_preprocessor)
+        batches = Runner.build_dataloader(loader)
+        shapes = [preprocessor(batch)['inputs'].shape for batch in islice(batches, count)]
+    return [(shape[-2], shape[-1]) for shape in shapes]

@@ -83,6 +83,18 @@ class ToolParser(argparse.ArgumentParser):
             self.add_argument('--force', action='store_true', help='replace files that are there')
         self.outputs[self.add_argument(*names, type=Path, **kwargs).dest] = suffixes
 
+    def add_image_size(self, former: str = '', **kwargs: Any) -> None:
+        """Add ``--image-size``, the one name of the size of images in all commands.
+
+        Args:
+            former: The name that it had before, which is still taken but in no help. Default: ''.
+            kwargs: As of ``add_argument``.
+        """
+        self.add_argument('--image-size', **kwargs)
+        if former:
+            hidden = dict(dest='image_size', default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+            self.add_argument(former, **{**kwargs, **hidden})
+
     def add_trained_model(self, kind: str) -> None:
         """Add the arguments ``config`` and ``checkpoint``."""
         self.add_argument('config', help=f'of a trained {kind}')

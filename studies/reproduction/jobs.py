@@ -21,7 +21,7 @@ from .launching import Job, Settings
 from .paper_tables import IMAGES, METRICS, Run, Spec, TableError, Weights, find_row, merge
 
 TOOLS = Path(__file__).resolve().parents[2] / 'tools'
-MEASURE = str(TOOLS / 'analysis_tools/measure_model.py')
+MEASURE = str(TOOLS / 'analysis_tools/get_flops.py')
 # GPUs x images on each, in the name of a config: fcn_r50-d8_4xb2-80k_cityscapes-512x1024.py.
 NAMED_BATCH = re.compile(r'_(\d+)xb(\d+)[-_]')
 
@@ -219,8 +219,8 @@ class Training(Job):
         if self.has_term():
             self.state = 'is looked into'
             self.call(self.term_command(checkpoint), 'terms.log', lock)
-            terms = (self.folder / 'terms.json').read_text(encoding='utf-8')
-            found['attention_terms'] = json.loads(terms)['attention_terms']
+            (terms,) = json.loads((self.folder / 'terms.json').read_bytes())['rows']
+            found['attention_terms'] = terms['attention_terms']
         return found
 
     def watch(self) -> None:
@@ -277,7 +277,7 @@ class Measurement(Job):
     def commands(self) -> List[List[str]]:
         command = [sys.executable, MEASURE, str(self.folder / 'config.py')]
         command += ['--image-size', *map(str, self.size)] if self.size else []
-        command += ['--speed'] if self.timed else []
+        command += ['--time'] if self.timed else []
         command += ['--out', str(self.folder / 'measured.json'), '--force']
         return [self.on_one_gpu(command)]
 
@@ -285,7 +285,9 @@ class Measurement(Job):
         write_whole(self.folder / 'config.py', config_text(self.cfg))
         self.state = 'is measured'
         self.call(self.commands()[0], 'measure.log', lock)
-        return json.loads((self.folder / 'measured.json').read_bytes())
+        content = json.loads((self.folder / 'measured.json').read_bytes())
+        (row,) = content['rows']
+        return dict(row, machine=content['machine'])
 
 
 PLACEHOLDER = re.compile(r'\{(config|checkpoint|result):([^}]+)\}')

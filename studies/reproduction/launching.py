@@ -169,10 +169,11 @@ class Job(FolderJob):
         env['GPUS'] = str(self.processes)
         if self.devices is not None:
             env['CUDA_VISIBLE_DEVICES'] = self.devices
+        inherited = (lock,) if lock >= 0 else ()
         path = self.folder / log
         with path.open('ab') as output:
             process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, env=env, pass_fds=(lock,)
+                command, stdout=output, stderr=subprocess.STDOUT, env=env, pass_fds=inherited
             )
             try:
                 while process.poll() is None:

@@ -43,8 +43,8 @@ class Metric:
         unit: Unit of the published value.
         log: For a score, its key in the log of a test. Otherwise None.
         factor: Factor from the logged or measured value to the unit.
-        measured: For other values, their key in the output of
-            ``tools/analysis_tools/measure_model.py``. Otherwise None.
+        measured: For other values, their key in the rows of
+            ``tools/analysis_tools/get_flops.py``. Otherwise None.
         on_full: Whether the full-size model is measured even at the mini scale, as for counts.
     """
 

@@ -47,7 +47,7 @@ LOADERS = {
     '../demo/image_demo.py': ['photo.png', LAPLACIAN, 'FILE', '--out-dir', 'OUT'],
     '../demo/image_demo.py detector': ['photo.png', RETINANET, 'FILE', '--out-dir', 'OUT'],
     '../demo/image_demo.py segmentor': ['photo.png', FPN, 'FILE', '--out-dir', 'OUT'],
-    'analysis_tools/measure_model.py': [SOFTPP, '--attention-term', '--checkpoint', 'FILE'],
+    'analysis_tools/get_flops.py': [SOFTPP, '--attention-term', '--checkpoint', 'FILE'],
     '../studies/paper_figures.py': [
         'polaformer-5',
         '--model',

@@ -59,7 +59,7 @@ def test_the_tool_writes_json_and_plots_and_keeps_what_is_there(run, tmp_path, c
     plots = tmp_path / 'a.png', tmp_path / 'top1.png'
     command = [
         *names,
-        '--sizes',
+        '--image-size',
         '32x2',
         '64x2',
         '--train',
@@ -127,7 +127,7 @@ def test_the_backbones_of_a_toolbox_are_its_own(name):
         (['laplacianformer-tyni'], 'Similar names are .*laplacianformer-tiny.*--list'),
         # mmpretrain's registry finds our Swin, as the root is its parent.
         (['mmpretrain:Swin-tiny'], 'no such backbone'),
-        (['--sizes', '224x'], "'224x': give SIDExBATCH"),
+        (['--image-size', '224x'], "'224x': give SIDExBATCH"),
     ],
 )
 def test_a_mistyped_word_stops_the_tool_before_it_measures(words, message, run, capsys):
@@ -149,7 +149,7 @@ def test_a_failure_is_named_in_its_row_and_costs_the_others_nothing(run, monkeyp
     monkeypatch.setattr(tool, 'find', lambda name: builders.get(name) or candidates.find(name))
     monkeypatch.setitem(sys.modules, 'timm', None)  # its import fails
     candidates.catalogue.cache_clear()
-    status, written = run('hungry', MICRO, 'wrong', 'timm:resnet18', '--sizes', '32', '64')
+    status, written = run('hungry', MICRO, 'wrong', 'timm:resnet18', '--image-size', '32', '64')
     failures = [row['failure'] for row in written['rows']]
     assert status == 0 and 'out of memory' in failures[2] and failures.count('') == 3
     assert 'out of memory' in capsys.readouterr().out
