@@ -40,7 +40,7 @@ NOT_HERE = {
     r'.*(_in1k|_coco|ade20k)\S*\.py': 'needs a data set that is downloaded',
     r'.*(convert_lra\.py|configs/lra/(?!\w+/\w+_mini))': "needs Long Range Arena's files",
     r'.*(MMDETECTION|example\.org|WandbVisBackend)': 'needs the network',
-    r'.*convert\.py (?!--list)': "needs the authors' weights, which tests/engine imitates",
+    r'.*convert\.py (?!--list)': "needs the authors' weights, which tests/checkpoints imitates",
     r'.*(demo/attention_explorer\.py|127\.0\.0\.1)': 'a server, which tests/demo starts',
     r'.*(--library|--backend native|build_onnxruntime_ops)': "needs ONNX Runtime's headers",
     r'.*(benchmark_(backbone|ops)|compare_attentions|attention_training|linearize\.py|mutation_test'

@@ -9,7 +9,8 @@ import torch.nn as nn
 from conftest import quiet_init
 from mmengine.logging import MMLogger
 from mmengine.model import BaseModule
-from saved_weights import assert_refused, build, same, save, without
+from saved_weights import assert_refused, same, save, without
+from small_backbone import build
 
 from mmlaplace.checkpoints import load_weights
 
