@@ -173,16 +173,25 @@ def load_tool(path: str) -> types.ModuleType:
 
 def run_script(path: Path, *arguments) -> subprocess.CompletedProcess:
     """Run a script in this process, which has imported already what takes seconds to import."""
-    command = [str(path), *map(str, arguments)]
+    with mock.patch.object(sys, 'path', [str(path.parent), *sys.path]):
+        return _run_here(lambda: runpy.run_path(str(path), run_name='__main__'), path, *arguments)
+
+
+def run_module(name: str, *arguments) -> subprocess.CompletedProcess:
+    """Run ``python -m name`` in this process, as above."""
+    return _run_here(lambda: runpy.run_module(name, run_name='__main__'), name, *arguments)
+
+
+def _run_here(start, *words) -> subprocess.CompletedProcess:
+    command = [str(word) for word in words]
     said, complained = io.StringIO(), io.StringIO()
     with (
         mock.patch.object(sys, 'argv', command),
-        mock.patch.object(sys, 'path', [str(path.parent), *sys.path]),
         contextlib.redirect_stdout(said),
         contextlib.redirect_stderr(complained),
     ):
         try:
-            runpy.run_path(str(path), run_name='__main__')
+            start()
             status = 0
         except SystemExit as end:
             status = end.code or 0
