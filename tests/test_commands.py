@@ -6,6 +6,7 @@ The models are trained for one step, and their checkpoints have the names that t
 import re
 import shlex
 import subprocess
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple, Tuple
 
@@ -44,23 +45,23 @@ ONE_STEP = [
 
 
 class Scenario(NamedTuple):
-    """What a reader does: the page, and the starts of those of its commands that run here."""
+    """What a reader does: the page, and the commands of it that run here; ``*`` is any end."""
 
     page: str
     commands: Tuple[str, ...]
 
 
 READERS = {
-    'lists models': Scenario('docs/get_started.md', ('python -m mmlaplace list',)),
+    'lists models': Scenario('docs/get_started.md', ('python -m mmlaplace list *',)),
     'lists released weights': Scenario(
-        'docs/released_weights.md', ('python -m mmlaplace list --weights',)
+        'docs/released_weights.md', ('python -m mmlaplace list --weights *',)
     ),
     'lists files that can be converted': Scenario(
         'docs/checkpoints.md', ('python tools/model_converters/convert.py --list',)
     ),
     'plans a study': Scenario(
         'docs/reproduce.md',
-        ('python tools/reproduce.py --list', 'python tools/reproduce.py softpp_table_9 --dry-run'),
+        ('python tools/reproduce.py --list*', 'python tools/reproduce.py softpp_table_9 --dry-run'),
     ),
 }
 READERS_WITH_A_MODEL = {
@@ -68,7 +69,7 @@ READERS_WITH_A_MODEL = {
         'docs/tutorials/add_attention.md',
         (
             'python -m mmlaplace compare elu_attention.py:EluAttention --contract',
-            'python tools/dataset_converters/make_mini_datasets.py',
+            'python tools/dataset_converters/make_mini_datasets.py *',
         ),
     ),
     'compares an attention': Scenario(
@@ -77,52 +78,52 @@ READERS_WITH_A_MODEL = {
     'trains a classifier': Scenario(
         'docs/tutorials/classify.md',
         (
-            'python tools/train.py my_classifier.py',
-            'python tools/test.py my_classifier.py',
-            'python tools/visualization/vis_predictions.py',
+            'python tools/train.py my_classifier.py *',
+            'python tools/test.py my_classifier.py *',
+            'python tools/visualization/vis_predictions.py *',
         ),
     ),
     'trains a detector': Scenario(
         'docs/tutorials/detect.md',
         (
-            'python tools/train.py my_detector.py',
-            'python tools/test.py my_detector.py',
-            'python tools/visualization/vis_predictions.py',
-            'python tools/dataset_converters/make_mini_datasets.py',
+            'python tools/train.py my_detector.py *',
+            'python tools/test.py my_detector.py *',
+            'python tools/visualization/vis_predictions.py *',
+            'python tools/dataset_converters/make_mini_datasets.py *',
         ),
     ),
     'trains a segmentor': Scenario(
         'docs/tutorials/segment.md',
         (
-            'python tools/train.py my_segmentor.py',
-            'python tools/test.py my_segmentor.py',
-            'python tools/visualization/vis_predictions.py',
-            'python tools/dataset_converters/make_mini_datasets.py',
+            'python tools/train.py my_segmentor.py *',
+            'python tools/test.py my_segmentor.py *',
+            'python tools/visualization/vis_predictions.py *',
+            'python tools/dataset_converters/make_mini_datasets.py *',
         ),
     ),
     'watches a training': Scenario(
         'docs/train_it_yourself.md',
         (
-            'python tools/test.py CONFIG CHECKPOINT --show-dir',
+            'python tools/test.py CONFIG CHECKPOINT --show-dir *',
             'python tools/dataset_converters/make_stand_in_datasets.py',
-            'python tools/train.py CONFIG',
+            'python tools/train.py CONFIG *',
         ),
     ),
-    'starts from trained weights': Scenario('docs/faq.md', ('python tools/train.py CONFIG',)),
+    'starts from trained weights': Scenario('docs/faq.md', ('python tools/train.py CONFIG *',)),
     'looks inside': Scenario(
         'docs/tutorials/look_inside.md',
-        ('python tools/visualization/vis_', 'python demo/image_demo.py photo'),
+        ('python tools/visualization/vis_*', 'python demo/image_demo.py photo*'),
     ),
     'counts operations': Scenario(
-        'docs/benchmarks.md', ('python tools/analysis_tools/get_flops.py CONFIG',)
+        'docs/benchmarks.md', ('python tools/analysis_tools/get_flops.py CONFIG *',)
     ),
     'exports': Scenario(
         'docs/deploy.md',
         (
-            'python tools/deployment/export.py CONFIG CHECKPOINT --format onnx --dynamic',
+            'python tools/deployment/export.py CONFIG CHECKPOINT --format onnx --dynamic *',
             'python tools/deployment/run_onnx.py model.onnx cat.jpg',
-            'python tools/deployment/run_onnx.py model.onnx street.jpg',
-            'python tools/deployment/quantize.py',
+            'python tools/deployment/run_onnx.py model.onnx street.jpg *',
+            'python tools/deployment/quantize.py *',
         ),
     ),
 }
@@ -153,10 +154,13 @@ NOT_HERE = {
 def commands_of(scenario: Scenario) -> list:
     """The commands of a scenario, whole, each after the variables that the page sets."""
     page = lines(ROOT / scenario.page)
-    found = [(v, line) for v, line in page if line.startswith(scenario.commands)]
-    for start in scenario.commands:
-        assert any(line.startswith(start) for _, line in found), f'{scenario.page}: no {start}'
-    return found
+    for command in scenario.commands:
+        assert any(fnmatch(line, command) for _, line in page), f'{scenario.page}: no {command}'
+    return [
+        (variables, line)
+        for variables, line in page
+        if any(fnmatch(line, command) for command in scenario.commands)
+    ]
 
 
 @pytest.fixture(scope='session')
