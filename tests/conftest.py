@@ -23,6 +23,7 @@ from PIL import Image
 
 import mmlaplace.__main__
 import mmlaplace.models
+from mmlaplace.lab.mini_datasets import pictures
 from mmlaplace.model_zoo import build_model as toolbox_model  # noqa: F401  (for tests)
 from mmlaplace.ops import _native
 
@@ -126,6 +127,16 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def fewer_pictures():
+    """A context in which the mini data sets have a few of their images, each made as always."""
+    scenes = {
+        task: (size, {'train': 120, 'val': 60}, digits)
+        for task, (size, _, digits) in pictures.SCENES.items()
+    }
+    once = {'train': 1, 'val': 1}
+    return mock.patch.multiple(pictures, SCENES=scenes, BACKGROUNDS_PER_DIGIT=once)
+
+
 @pytest.fixture(scope='session')
 def mini_data(tmp_path_factory, pytestconfig) -> Path:
     """All three mini data sets, made once, also where several processes run the tests."""
@@ -135,8 +146,8 @@ def mini_data(tmp_path_factory, pytestconfig) -> Path:
     out, made = everybodys / 'mini', everybodys / 'mini.made'
     with FileLock(everybodys / 'mini.lock'):
         if not made.exists():
-            tool = ROOT / 'tools/dataset_converters/make_mini_datasets.py'
-            subprocess.run([sys.executable, tool, '--out', out], check=True)
+            with fewer_pictures():
+                output_of(ROOT / 'tools/dataset_converters/make_mini_datasets.py', '--out', out)
             made.touch()
     return out
 
@@ -177,20 +188,29 @@ def run_script(script, *arguments) -> subprocess.CompletedProcess:
 
     ``'mmlaplace'`` in place of a path is ``python -m mmlaplace``.
     """
-    command = [str(script), *map(str, arguments)]
+    words = [str(argument) for argument in arguments]
+    if script == 'mmlaplace':
+        return _run_here(lambda: sys.exit(mmlaplace.__main__.main(words)), script, *words)
+    with mock.patch.object(sys, 'path', [str(Path(script).parent), *sys.path]):
+        return _run_here(lambda: runpy.run_path(str(script), run_name='__main__'), script, *words)
+
+
+def run_module(name: str, *arguments) -> subprocess.CompletedProcess:
+    """Run ``python -m name`` in this process, as above."""
+    return _run_here(lambda: runpy.run_module(name, run_name='__main__'), name, *arguments)
+
+
+def _run_here(start, *words) -> subprocess.CompletedProcess:
+    command = [str(word) for word in words]
     said, complained = io.StringIO(), io.StringIO()
     with (
         mock.patch.object(sys, 'argv', command),
-        mock.patch.object(sys, 'path', [str(Path(script).parent), *sys.path]),
         contextlib.redirect_stdout(said),
         contextlib.redirect_stderr(complained),
     ):
         try:
+            start()
             status = 0
-            if script == 'mmlaplace':
-                status = mmlaplace.__main__.main(command[1:])
-            else:
-                runpy.run_path(str(script), run_name='__main__')
         except SystemExit as end:
             status = end.code or 0
     if isinstance(status, str):  # as Python does with a message

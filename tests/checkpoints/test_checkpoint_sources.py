@@ -17,7 +17,8 @@ import pytest
 import torch
 from conftest import ROOT, micro_config, output_of, quiet_init, refusal_of
 from mmengine.runner import load_checkpoint
-from saved_weights import assert_unreadable, build, same, save
+from saved_weights import assert_unreadable, same, save
+from small_backbone import build
 
 from mmlaplace.checkpoints import write_weights
 from mmlaplace.commands.toolbox_scripts import check_checkpoints

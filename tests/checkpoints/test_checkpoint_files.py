@@ -18,7 +18,8 @@ import torch.nn as nn
 from conftest import Call
 from mmengine.logging import HistoryBuffer
 from mmengine.registry import PARAM_SCHEDULERS
-from saved_weights import build, same, save
+from saved_weights import same, save
+from small_backbone import build
 
 from mmlaplace.engine import UnsafeCheckpointError, load_weights, read_dataset_meta, read_state_dict
 

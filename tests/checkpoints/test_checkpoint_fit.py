@@ -2,6 +2,7 @@
 
 import logging
 import re
+from typing import Callable, NamedTuple
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ import torch.nn as nn
 from conftest import quiet_init
 from mmengine.logging import MMLogger
 from mmengine.model import BaseModule
-from saved_weights import assert_refused, build, same, save, without
+from saved_weights import assert_refused, same, save, without
+from small_backbone import build
 
 from mmlaplace.checkpoints import load_weights
 
@@ -23,60 +25,92 @@ def net(**kwargs):
     return nn.ModuleDict(dict(stem=nn.Linear(2, 2), backbone=build(**kwargs)))
 
 
-def also(name, value):
+class Misfit(NamedTuple):
+    """What becomes of a model's own weights in a file, how the file is loaded, and the refusal.
+
+    Attributes:
+        change: A function of the weights; ``dict`` leaves them as they are.
+        words: A regular expression of the message.
+        options: Of :func:`load_weights`.
+    """
+
+    change: Callable[[dict], dict]
+    words: str
+    options: dict = {}
+
+
+def with_value(name, value):
     return lambda weights: {**weights, name: value}
 
 
-@pytest.mark.parametrize(
-    ('change', 'kwargs', 'message'),
-    [
-        (half, {}, r'only 67 of the 101 tensors.*missing 34 \(backbone.st.*min_matched=0.66 takes'),
-        (half, dict(min_matched=0.7), 'only 67 of the 101 tensors'),
-        (lambda w: without(w, 'backbone.norm'), {}, r'missing 8 \(backbone.norm0.weight'),
-        (
-            also('stem.gate', torch.zeros(1)),
-            {},
-            r'it has 1 \(stem.gate\) .* min_matched=0.99 takes',
-        ),
-        (also('stem.bias', torch.tensor([0.0, -torch.inf])), {}, r'in 1 \(stem.bias\)'),
-        (
-            also('stem.bias', torch.tensor([torch.nan, 0.0])),
-            dict(min_matched=0.1),
-            r'\(stem.bias\)',
-        ),
-        (dict, dict(prefix='neck.'), r"'neck.' matches no tensor.*\{'model.': 101"),
-        (
-            also('stem.weight', torch.ones(2, 2, dtype=torch.int8)),
-            {},
-            'its stem.weight has values of torch.int8, and the module holds torch.float32',
-        ),
-        (
-            also('stem.weight', torch.ones(2, 2) + 1j),
-            {},
-            'stem.weight has values of torch.complex64',
-        ),
-        (also('stem.weight', torch.tensor(3.0)), {}, r'its stem.weight has shape \(\), .*\(2, 2\)'),
-        # A file of a kilobyte names 40 GB.
-        (
-            also('stem.weight', torch.ones(1).expand(10**5, 10**5)),
-            {},
-            r'shape \(100000, 100000\), and the file only 1 values',
-        ),
-        (dict, dict(min_matched=95), 'between 0 and 1, got 95'),
-        (dict, dict(skip=['stem', 'norm9']), r"got \['stem', 'norm9'\]; .*\['stem', 'backbone'\]"),
-        (dict, dict(skip='stem'), "must be a list .* got 'stem'"),
-        (
-            lambda w: {**w, **{f'copy.{k}': v for k, v in w.items()}},
-            {},
-            r"several prefixes alike.*\{'model.': 101, 'model.copy.': 101\}$",
-        ),
-        (lambda w: {'other.net': torch.zeros(1)}, {}, 'no tensor.*model.other.net.*stem.weight'),
-        (also('backbone.norm3.bias', torch.zeros(5)), {}, r'norm3.bias .* \(5,\)'),
-    ],
-)
-def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path, change, kwargs, message):
+def twice(weights):
+    return {**weights, **{f'copy.{name}': value for name, value in weights.items()}}
+
+
+MISFITS = {
+    'half of it is missing': Misfit(
+        half, r'only 67 of the 101 tensors.*missing 34 \(backbone.st.*min_matched=0.66 takes'
+    ),
+    'more is missing than is allowed': Misfit(
+        half, 'only 67 of the 101 tensors', dict(min_matched=0.7)
+    ),
+    'norms are missing': Misfit(
+        lambda weights: without(weights, 'backbone.norm'), r'missing 8 \(backbone.norm0.weight'
+    ),
+    'there is one tensor more': Misfit(
+        with_value('stem.gate', torch.zeros(1)), r'it has 1 \(stem.gate\) .* min_matched=0.99 takes'
+    ),
+    'a value is infinite': Misfit(
+        with_value('stem.bias', torch.tensor([0.0, -torch.inf])), r'in 1 \(stem.bias\)'
+    ),
+    'a value is NaN, and little has to match': Misfit(
+        with_value('stem.bias', torch.tensor([torch.nan, 0.0])),
+        r'\(stem.bias\)',
+        dict(min_matched=0.1),
+    ),
+    'a tensor has integers': Misfit(
+        with_value('stem.weight', torch.ones(2, 2, dtype=torch.int8)),
+        'its stem.weight has values of torch.int8, and the module holds torch.float32',
+    ),
+    'a tensor has complex numbers': Misfit(
+        with_value('stem.weight', torch.ones(2, 2) + 1j),
+        'stem.weight has values of torch.complex64',
+    ),
+    'a tensor has no axis': Misfit(
+        with_value('stem.weight', torch.tensor(3.0)),
+        r'its stem.weight has shape \(\), .*\(2, 2\)',
+    ),
+    'a tensor has another length': Misfit(
+        with_value('backbone.norm3.bias', torch.zeros(5)), r'norm3.bias .* \(5,\)'
+    ),
+    'a file of a kilobyte names 40 GB': Misfit(
+        with_value('stem.weight', torch.ones(1).expand(10**5, 10**5)),
+        r'shape \(100000, 100000\), and the file only 1 values',
+    ),
+    'two models are in the file': Misfit(
+        twice, r"several prefixes alike.*\{'model.': 101, 'model.copy.': 101\}$"
+    ),
+    'all names are others': Misfit(
+        lambda weights: {'other.net': torch.zeros(1)}, 'no tensor.*model.other.net.*stem.weight'
+    ),
+    'nothing has the prefix': Misfit(
+        dict, r"'neck.' matches no tensor.*\{'model.': 101", dict(prefix='neck.')
+    ),
+    'the share is given in percent': Misfit(dict, 'between 0 and 1, got 95', dict(min_matched=95)),
+    'a part to skip is not there': Misfit(
+        dict,
+        r"got \['stem', 'norm9'\]; .*\['stem', 'backbone'\]",
+        dict(skip=['stem', 'norm9']),
+    ),
+    'parts to skip are one word': Misfit(dict, "must be a list .* got 'stem'", dict(skip='stem')),
+}
+
+
+@pytest.mark.parametrize('case', MISFITS)
+def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path, case):
+    change, words, options = MISFITS[case]
     file = save(tmp_path / 'a.pth', change(net().state_dict()), 'model.')
-    assert_refused(net(), file, f'(?s){message}', **kwargs)
+    assert_refused(net(), file, f'(?s){words}', **options)
 
 
 def test_a_part_that_refuses_its_weights_leaves_those_before_it_unchanged(tmp_path):

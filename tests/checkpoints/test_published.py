@@ -8,7 +8,8 @@ import pytest
 import torch
 from conftest import ROOT, output_of, refusal_of
 from mmengine.registry import MODELS
-from saved_weights import ARCH, assert_refused
+from saved_weights import assert_refused
+from small_backbone import ARCH
 
 from mmlaplace.checkpoints import PUBLISHED, load_weights
 from mmlaplace.checkpoints.published import describe

@@ -14,7 +14,8 @@ import torch
 from conftest import ROOT, output_of
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import load_checkpoint
-from saved_weights import assert_refused, assert_unreadable, build
+from saved_weights import assert_refused, assert_unreadable
+from small_backbone import build
 from test_checkpoint_sources import kept, place_of, serving, website  # noqa: F401, a fixture
 from test_docs import code_blocks
 from test_published import shapes_of

@@ -8,7 +8,8 @@ import torch.nn as nn
 from conftest import quiet_init
 from mmengine.registry import MODELS
 from mmengine.runner.checkpoint import load_checkpoint
-from saved_weights import ARCH, assert_refused, build, save
+from saved_weights import assert_refused, save
+from small_backbone import ARCH, build
 
 from mmlaplace.engine import load_weights
 
