@@ -14,7 +14,7 @@ model = dict(
             None,
         ],
         drop_path_rate=0.4,
-        init_cfg=dict(checkpoint='https://cloud.tsinghua.edu.cn/f/4fcd2d0114bb490483c3/?dl=1'),
+        init_cfg=dict(checkpoint='mmlaplace://agent_swin_base'),
     ),
     neck=dict(in_channels=[128, 256, 512, 1024]),
 )

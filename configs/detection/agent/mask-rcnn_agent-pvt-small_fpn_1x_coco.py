@@ -17,10 +17,7 @@ model = dict(
             ),
         ),
         drop_path_rate=0.2,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://cloud.tsinghua.edu.cn/f/36b8be9a8863456685a3/?dl=1',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://agent_pvt_small'),
     ),
     neck=dict(in_channels=[64, 128, 320, 512]),
 )

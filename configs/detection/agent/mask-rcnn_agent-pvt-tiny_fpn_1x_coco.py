@@ -17,10 +17,7 @@ model = dict(
             ),
         ),
         drop_path_rate=0.1,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://cloud.tsinghua.edu.cn/f/13fdf0e0a7c5498c934f/?dl=1',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://agent_pvt_tiny'),
     ),
     neck=dict(in_channels=[64, 128, 320, 512]),
 )

@@ -18,10 +18,7 @@ model = dict(
         ),
         drop_path_rate=0.2,
         out_indices=(1, 2, 3),
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://cloud.tsinghua.edu.cn/f/4d00ecacf18b45f9b88c/?dl=1',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://agent_pvt_medium'),
     ),
     neck=dict(in_channels=[128, 320, 512]),
 )

@@ -18,10 +18,7 @@ model = dict(
         ),
         drop_path_rate=0.1,
         out_indices=(1, 2, 3),
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://cloud.tsinghua.edu.cn/f/36b8be9a8863456685a3/?dl=1',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://agent_pvt_small'),
     ),
     neck=dict(in_channels=[128, 320, 512]),
 )

@@ -10,11 +10,7 @@ model = dict(
         type='CSWin',
         arch='base',
         drop_path_rate=0.5,
-        init_cfg=dict(
-            type='Pretrained',
-            skip=['norm3'],
-            checkpoint='https://github.com/microsoft/CSWin-Transformer/releases/download/v0.1.0/cswin_base_224.pth',
-        ),
+        init_cfg=dict(type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://cswin_base'),
     ),
     neck=dict(in_channels=[96, 192, 384, 768]),
 )

@@ -10,11 +10,7 @@ model = dict(
         type='CSWin',
         arch='small',
         drop_path_rate=0.3,
-        init_cfg=dict(
-            type='Pretrained',
-            skip=['norm3'],
-            checkpoint='https://github.com/microsoft/CSWin-Transformer/releases/download/v0.1.0/cswin_small_224.pth',
-        ),
+        init_cfg=dict(type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://cswin_small'),
     ),
     neck=dict(in_channels=[64, 128, 256, 512]),
 )

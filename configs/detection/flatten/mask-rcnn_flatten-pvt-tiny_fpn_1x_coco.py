@@ -11,10 +11,7 @@ model = dict(
         arch='tiny',
         attn_cfg=dict(type='FLattenAttention'),
         drop_path_rate=0.1,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://cloud.tsinghua.edu.cn/f/3ab1d773f19d45648690/?dl=1',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://flatten_pvt_tiny'),
     ),
     neck=dict(in_channels=[64, 128, 320, 512]),
 )

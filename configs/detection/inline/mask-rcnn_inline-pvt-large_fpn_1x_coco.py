@@ -16,10 +16,7 @@ model = dict(
         ),
         attn_cfg=dict(type='InLineAttention', qkv='q_kv'),
         drop_path_rate=0.1,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://cloud.tsinghua.edu.cn/f/efd91318ba964f01b288/?dl=1',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://inline_pvt_large'),
     ),
     neck=dict(in_channels=[64, 128, 320, 512]),
 )

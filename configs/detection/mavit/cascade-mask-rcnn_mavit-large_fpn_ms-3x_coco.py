@@ -11,10 +11,7 @@ model = dict(
         arch='large',
         layer_scale=1e-6,
         drop_path_rate=0.55,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://huggingface.co/aldjalkdf/MAViT/resolve/main/MAViT_L.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://mavit_large'),
     ),
     neck=dict(in_channels=[96, 192, 448, 640]),
 )

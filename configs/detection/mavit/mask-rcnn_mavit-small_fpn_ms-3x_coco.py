@@ -10,10 +10,7 @@ model = dict(
         type='MAViT',
         arch='small',
         drop_path_rate=0.15,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://huggingface.co/aldjalkdf/MAViT/resolve/main/MAViT_S.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://mavit_small'),
     ),
     neck=dict(in_channels=[64, 128, 320, 512]),
 )

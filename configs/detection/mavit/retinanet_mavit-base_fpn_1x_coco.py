@@ -12,10 +12,7 @@ model = dict(
         layer_scale=(1, 1, 1e-6, 1e-6),
         drop_path_rate=0.4,
         out_indices=(1, 2, 3),
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://huggingface.co/aldjalkdf/MAViT/resolve/main/MAViT_B.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://mavit_base'),
     ),
     neck=dict(in_channels=[192, 384, 512]),
 )

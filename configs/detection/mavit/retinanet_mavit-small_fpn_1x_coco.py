@@ -11,10 +11,7 @@ model = dict(
         arch='small',
         drop_path_rate=0.15,
         out_indices=(1, 2, 3),
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://huggingface.co/aldjalkdf/MAViT/resolve/main/MAViT_S.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://mavit_small'),
     ),
     neck=dict(in_channels=[128, 320, 512]),
 )

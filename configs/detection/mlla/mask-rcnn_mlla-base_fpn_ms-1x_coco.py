@@ -10,11 +10,7 @@ model = dict(
         type='MLLA',
         arch='base',
         drop_path_rate=0.1,
-        init_cfg=dict(
-            type='Pretrained',
-            skip=['norm3'],
-            checkpoint='https://cloud.tsinghua.edu.cn/f/91c85c5a1061496d8796/?dl=1',
-        ),
+        init_cfg=dict(type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://mlla_base'),
     ),
     neck=dict(in_channels=[96, 192, 384, 768]),
 )

@@ -10,11 +10,7 @@ model = dict(
         type='MLLA',
         arch='small',
         drop_path_rate=0.3,
-        init_cfg=dict(
-            type='Pretrained',
-            skip=['norm3'],
-            checkpoint='https://cloud.tsinghua.edu.cn/f/0e5d0b1409d540aaa80c/?dl=1',
-        ),
+        init_cfg=dict(type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://mlla_small'),
     ),
     neck=dict(in_channels=[64, 128, 256, 512]),
 )

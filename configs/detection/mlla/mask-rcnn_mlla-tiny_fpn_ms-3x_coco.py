@@ -10,11 +10,7 @@ model = dict(
         type='MLLA',
         arch='tiny',
         drop_path_rate=0.3,
-        init_cfg=dict(
-            type='Pretrained',
-            skip=['norm3'],
-            checkpoint='https://cloud.tsinghua.edu.cn/f/7a19712877cb4242889c/?dl=1',
-        ),
+        init_cfg=dict(type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://mlla_tiny'),
     ),
     neck=dict(in_channels=[64, 128, 256, 512]),
 )

@@ -8,11 +8,7 @@ _base_ = [
 model = dict(
     backbone=dict(
         arch='175',
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://docs-assets.developer.apple.com/ml-research/models/cvnets-v2/'
-            'classification/mobilevitv2/imagenet1k/256x256/mobilevitv2-1.75.pt',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://mobilevitv2_175'),
     ),
     neck=dict(in_channels=[672, 896]),
 )

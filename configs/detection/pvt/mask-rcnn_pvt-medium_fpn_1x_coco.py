@@ -10,10 +10,7 @@ model = dict(
         type='PVT',
         arch='medium',
         drop_path_rate=0.0,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://github.com/whai362/PVT/releases/download/v2/pvt_medium.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://pvt_medium'),
     ),
     neck=dict(in_channels=[64, 128, 320, 512]),
 )

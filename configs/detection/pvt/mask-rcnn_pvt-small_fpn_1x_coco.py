@@ -10,10 +10,7 @@ model = dict(
         type='PVT',
         arch='small',
         drop_path_rate=0.1,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://github.com/whai362/PVT/releases/download/v2/pvt_small.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://pvt_small'),
     ),
     neck=dict(in_channels=[64, 128, 320, 512]),
 )

@@ -10,10 +10,7 @@ model = dict(
         type='PVT',
         arch='tiny',
         drop_path_rate=0.1,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://github.com/whai362/PVT/releases/download/v2/pvt_tiny.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://pvt_tiny'),
     ),
     neck=dict(in_channels=[64, 128, 320, 512]),
 )

@@ -11,10 +11,7 @@ model = dict(
         arch='b3',
         stage_norms=True,
         drop_path_rate=0.1,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://github.com/whai362/PVT/releases/download/v2/pvt_v2_b3.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://pvt_v2_b3'),
     ),
     neck=dict(in_channels=[64, 128, 320, 512]),
 )

@@ -11,10 +11,7 @@ model = dict(
         arch='large',
         drop_path_rate=0.0,
         out_indices=(1, 2, 3),
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://github.com/whai362/PVT/releases/download/v2/pvt_large.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://pvt_large'),
     ),
     neck=dict(in_channels=[128, 320, 512]),
 )

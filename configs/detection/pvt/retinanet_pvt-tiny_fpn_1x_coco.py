@@ -11,10 +11,7 @@ model = dict(
         arch='tiny',
         drop_path_rate=0.1,
         out_indices=(1, 2, 3),
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://github.com/whai362/PVT/releases/download/v2/pvt_tiny.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://pvt_tiny'),
     ),
     neck=dict(in_channels=[128, 320, 512]),
 )

@@ -12,10 +12,7 @@ model = dict(
         stage_norms=True,
         drop_path_rate=0.1,
         out_indices=(1, 2, 3),
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://github.com/whai362/PVT/releases/download/v2/pvt_v2_b2.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://pvt_v2_b2'),
     ),
     neck=dict(in_channels=[128, 320, 512]),
 )

@@ -11,10 +11,7 @@ model = dict(
         arch='base',
         layer_scale=(1, 1, 1e-6, 1e-6),
         drop_path_rate=0.4,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://huggingface.co/aldjalkdf/RAVLT/resolve/main/RAVLT_B.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://ravlt_base'),
     ),
     neck=dict(in_channels=[96, 192, 384, 512]),
 )

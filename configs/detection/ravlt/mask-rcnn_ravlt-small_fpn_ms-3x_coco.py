@@ -10,10 +10,7 @@ model = dict(
         type='RAVLT',
         arch='small',
         drop_path_rate=0.15,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://huggingface.co/aldjalkdf/RAVLT/resolve/main/RAVLT_S.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://ravlt_small'),
     ),
     neck=dict(in_channels=[64, 128, 320, 512]),
 )

@@ -12,10 +12,7 @@ model = dict(
         layer_scale=1e-6,
         drop_path_rate=0.55,
         out_indices=(1, 2, 3),
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://huggingface.co/aldjalkdf/RAVLT/resolve/main/RAVLT_L.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://ravlt_large'),
     ),
     neck=dict(in_channels=[192, 448, 640]),
 )

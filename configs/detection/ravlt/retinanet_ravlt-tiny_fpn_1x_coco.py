@@ -11,10 +11,7 @@ model = dict(
         arch='tiny',
         drop_path_rate=0.1,
         out_indices=(1, 2, 3),
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://huggingface.co/aldjalkdf/RAVLT/resolve/main/RAVLT_T.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://ravlt_tiny'),
     ),
     neck=dict(in_channels=[128, 256, 512]),
 )

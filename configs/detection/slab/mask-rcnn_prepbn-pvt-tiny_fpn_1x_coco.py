@@ -13,10 +13,7 @@ model = dict(
         norm_cfg=dict(type='PRepBN', steps=300000, eps=1e-6),
         drop_path_rate=0.1,
         norm_eval=True,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://github.com/xinghaochen/SLAB/releases/download/ckpts/pvt_tiny_prepbn.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://prepbn_pvt_tiny'),
     ),
     neck=dict(in_channels=[64, 128, 320, 512]),
 )

@@ -20,10 +20,7 @@ model = dict(
         out_norms=dict(type='LN', eps=1e-5),
         drop_path_rate=0.1,
         norm_eval=True,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://github.com/xinghaochen/SLAB/releases/download/ckpts/slab_swin_tiny.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://slab_swin_tiny'),
     ),
     neck=dict(in_channels=[96, 192, 384, 768]),
 )

@@ -9,11 +9,7 @@ model = dict(
     backbone=dict(
         type='SwiftFormer',
         arch='l3',
-        init_cfg=dict(
-            type='Pretrained',
-            skip=['norm3'],
-            checkpoint='https://huggingface.co/timm/swiftformer_l3.dist_in1k/resolve/main/model.safetensors',
-        ),
+        init_cfg=dict(type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://swiftformer_l3'),
     ),
     neck=dict(in_channels=[64, 128, 320, 512]),
 )

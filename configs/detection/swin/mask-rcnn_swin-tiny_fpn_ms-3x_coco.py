@@ -11,11 +11,7 @@ model = dict(
         arch='tiny',
         pad_small_maps=True,
         drop_path_rate=0.2,
-        init_cfg=dict(
-            type='Pretrained',
-            skip=['norm3'],
-            checkpoint='https://github.com/SwinTransformer/storage/releases/download/v1.0.0/swin_tiny_patch4_window7_224.pth',
-        ),
+        init_cfg=dict(type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://swin_tiny'),
     ),
     neck=dict(in_channels=[96, 192, 384, 768]),
 )

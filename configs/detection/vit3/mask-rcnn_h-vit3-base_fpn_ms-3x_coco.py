@@ -10,10 +10,7 @@ model = dict(
         type='HViT3',
         arch='base',
         drop_path_rate=0.6,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://cloud.tsinghua.edu.cn/f/1d0d7fb840254275b29d/?dl=1',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://h_vit3_base'),
     ),
     neck=dict(in_channels=[96, 192, 448, 640]),
 )

@@ -10,10 +10,7 @@ model = dict(
         type='HViT3',
         arch='tiny',
         drop_path_rate=0.3,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://cloud.tsinghua.edu.cn/f/f0c7c73ceabe49b7b161/?dl=1',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://h_vit3_tiny'),
     ),
     neck=dict(in_channels=[64, 128, 320, 512]),
 )

@@ -13,10 +13,7 @@ model = dict(
         pyramid_blocks=(7, 11, 15, 23),
         layer_scale=1e-5,
         drop_path_rate=0.15,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://dl.fbaipublicfiles.com/xcit/xcit_medium_24_p8_384_dist.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://xcit_medium_24_p8_384_dist'),
     ),
     neck=dict(in_channels=[512, 512, 512, 512]),
 )

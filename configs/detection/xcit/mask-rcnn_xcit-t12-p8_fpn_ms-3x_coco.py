@@ -11,10 +11,7 @@ model = dict(
         arch='t12',
         patch_size=8,
         pyramid_blocks=(3, 5, 7, 11),
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://dl.fbaipublicfiles.com/xcit/xcit_tiny_12_p8_384_dist.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://xcit_tiny_12_p8_384_dist'),
     ),
     neck=dict(in_channels=[192, 192, 192, 192]),
 )

@@ -19,10 +19,7 @@ model = dict(
             ),
         ),
         drop_path_rate=0.2,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://cloud.tsinghua.edu.cn/f/4d00ecacf18b45f9b88c/?dl=1',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://agent_pvt_medium'),
     ),
     neck=dict(in_channels=[64, 128, 320, 512]),
 )

@@ -15,7 +15,7 @@ model = dict(
             None,
         ],
         drop_path_rate=0.5,
-        init_cfg=dict(checkpoint='https://cloud.tsinghua.edu.cn/f/4fcd2d0114bb490483c3/?dl=1'),
+        init_cfg=dict(checkpoint='mmlaplace://agent_swin_base'),
     ),
     decode_head=dict(in_channels=[128, 256, 512, 1024]),
     auxiliary_head=dict(in_channels=512),

@@ -9,10 +9,7 @@ model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
     backbone=dict(
         arch='b1',
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://huggingface.co/han-cai/efficientvit-cls/resolve/main/efficientvit_b1_r224.pt',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://efficientvit_b1'),
     ),
     neck=dict(in_channels=[64, 128, 256], channels=64, out_channels=256),
     decode_head=dict(in_channels=256, channels=256, num_classes=19),

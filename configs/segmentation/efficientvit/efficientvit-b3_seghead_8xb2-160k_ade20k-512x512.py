@@ -9,10 +9,7 @@ model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
     backbone=dict(
         arch='b3',
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://huggingface.co/han-cai/efficientvit-cls/resolve/main/efficientvit_b3_r224.pt',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://efficientvit_b3'),
     ),
     neck=dict(in_channels=[128, 256, 512], channels=128),
     decode_head=dict(in_channels=128, channels=128, num_classes=150),

@@ -9,10 +9,7 @@ model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
     backbone=dict(
         arch='l2',
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://huggingface.co/han-cai/efficientvit-cls/resolve/main/efficientvit_l2_r224.pt',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://efficientvit_l2'),
     ),
     neck=dict(channels=128, out_channels=1024),
     decode_head=dict(in_channels=1024, channels=1024, num_classes=150),

@@ -20,9 +20,7 @@ model = dict(
         + [None] * 2,
         drop_path_rate=0.3,
         init_cfg=dict(
-            type='Pretrained',
-            skip=['norm3'],
-            checkpoint='https://cloud.tsinghua.edu.cn/f/e1518e76703e4e57a7f2/?dl=1',
+            type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://flatten_swin_tiny'
         ),
     ),
     decode_head=dict(in_channels=[96, 192, 384, 768]),

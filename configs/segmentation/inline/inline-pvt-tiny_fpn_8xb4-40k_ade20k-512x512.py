@@ -17,10 +17,7 @@ model = dict(
         ),
         attn_cfg=dict(type='InLineAttention', qkv='q_kv'),
         drop_path_rate=0.1,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://cloud.tsinghua.edu.cn/f/90ac52b1555b401eb5e6/?dl=1',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://inline_pvt_tiny'),
     ),
     neck=dict(in_channels=[64, 128, 320, 512]),
 )

@@ -9,11 +9,7 @@ model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
     backbone=dict(
         arch='175',
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://docs-assets.developer.apple.com/ml-research/models/cvnets-v2/'
-            'classification/mobilevitv2/imagenet1k/256x256/mobilevitv2-1.75.pt',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://mobilevitv2_175'),
     ),
     decode_head=dict(in_channels=896),
     auxiliary_head=dict(in_channels=672, channels=168),

@@ -12,10 +12,7 @@ model = dict(
         arch='b0',
         stage_norms=True,
         drop_path_rate=0.1,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://github.com/whai362/PVT/releases/download/v2/pvt_v2_b0.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://pvt_v2_b0'),
     ),
     neck=dict(in_channels=[32, 64, 160, 256]),
 )

@@ -12,10 +12,7 @@ model = dict(
         arch='base',
         layer_scale=(1, 1, 1e-6, 1e-6),
         drop_path_rate=0.4,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://huggingface.co/aldjalkdf/RAVLT/resolve/main/RAVLT_B.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://ravlt_base'),
     ),
     decode_head=dict(in_channels=[96, 192, 384, 512]),
     auxiliary_head=dict(in_channels=384),

@@ -10,11 +10,7 @@ model = dict(
     backbone=dict(
         type='SwiftFormer',
         arch='l1',
-        init_cfg=dict(
-            type='Pretrained',
-            skip=['norm3'],
-            checkpoint='https://huggingface.co/timm/swiftformer_l1.dist_in1k/resolve/main/model.safetensors',
-        ),
+        init_cfg=dict(type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://swiftformer_l1'),
     ),
     neck=dict(in_channels=[48, 96, 192, 384]),
 )

@@ -14,10 +14,7 @@ model = dict(
         patch_size=16,
         pyramid_blocks=(3, 5, 7, 11),
         drop_path_rate=0.05,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://dl.fbaipublicfiles.com/xcit/xcit_small_12_p16_384_dist.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://xcit_small_12_p16_384_dist'),
     ),
     decode_head=dict(in_channels=[384, 384, 384, 384]),
     auxiliary_head=dict(in_channels=384),

@@ -15,10 +15,7 @@ model = dict(
         pyramid_blocks=(7, 11, 15, 23),
         layer_scale=1e-5,
         drop_path_rate=0.1,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://dl.fbaipublicfiles.com/xcit/xcit_small_24_p8_384_dist.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://xcit_small_24_p8_384_dist'),
     ),
     decode_head=dict(in_channels=[384, 384, 384, 384]),
     auxiliary_head=dict(in_channels=384),
