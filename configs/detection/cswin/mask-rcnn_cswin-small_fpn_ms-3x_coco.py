@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/3x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -12,6 +13,6 @@ model = dict(
         drop_path_rate=0.3,
         init_cfg=dict(type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://cswin_small'),
     ),
-    neck=dict(in_channels=[64, 128, 256, 512]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 optim_wrapper = dict(optimizer=dict(weight_decay=0.05))

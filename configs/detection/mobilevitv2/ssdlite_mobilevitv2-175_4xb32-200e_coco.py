@@ -4,11 +4,12 @@ _base_ = [
     '../_base_/schedules/200e_bs128_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
         arch='175',
         init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://mobilevitv2_175'),
     ),
-    neck=dict(in_channels=[672, 896]),
 )
+model['neck'] = dict(in_channels=channels(_base_.model.backbone, **model['backbone']))

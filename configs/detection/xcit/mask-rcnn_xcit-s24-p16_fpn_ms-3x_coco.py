@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/3x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -15,7 +16,7 @@ model = dict(
         drop_path_rate=0.1,
         init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://xcit_small_24_p16_384_dist'),
     ),
-    neck=dict(in_channels=[384, 384, 384, 384]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 optim_wrapper = dict(optimizer=dict(weight_decay=0.05))
 sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/deeplabv3_152k_bs16_sgd.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
@@ -11,7 +12,9 @@ model = dict(
         arch='175',
         init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://mobilevitv2_175'),
     ),
-    decode_head=dict(in_channels=896),
-    auxiliary_head=dict(in_channels=672, channels=168),
+)
+model['decode_head'] = dict(in_channels=channels(_base_.model.backbone, **model['backbone'])[3])
+model['auxiliary_head'] = dict(
+    in_channels=channels(_base_.model.backbone, **model['backbone'])[2], channels=168
 )
 train_dataloader = dict(batch_size=4)

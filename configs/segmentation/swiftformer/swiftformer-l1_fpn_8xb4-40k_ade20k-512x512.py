@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/fpn_40k_bs32_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
@@ -12,6 +13,6 @@ model = dict(
         arch='l1',
         init_cfg=dict(type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://swiftformer_l1'),
     ),
-    neck=dict(in_channels=[48, 96, 192, 384]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 train_dataloader = dict(batch_size=4)

@@ -1,5 +1,6 @@
 # Cascade Mask R-CNN on Agent-Swin-Tiny.
 _base_ = './cascade-mask-rcnn_fpn.py'
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -21,5 +22,5 @@ model = dict(
         drop_path_rate=0.1,
         init_cfg=dict(type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://agent_swin_tiny'),
     ),
-    neck=dict(in_channels=[96, 192, 384, 768]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))

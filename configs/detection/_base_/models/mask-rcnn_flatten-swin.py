@@ -1,5 +1,6 @@
 # Mask R-CNN on FLatten-Swin-Tiny.
 _base_ = './mask-rcnn_fpn.py'
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -18,5 +19,5 @@ model = dict(
             type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://flatten_swin_tiny'
         ),
     ),
-    neck=dict(in_channels=[96, 192, 384, 768]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))

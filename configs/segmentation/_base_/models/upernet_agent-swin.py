@@ -1,5 +1,6 @@
 # UPerNet on Agent-Swin-Tiny.
 _base_ = './upernet.py'
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -21,6 +22,6 @@ model = dict(
         drop_path_rate=0.3,
         init_cfg=dict(type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://agent_swin_tiny'),
     ),
-    decode_head=dict(in_channels=[96, 192, 384, 768]),
-    auxiliary_head=dict(in_channels=384),
 )
+model['decode_head'] = dict(in_channels=channels(model['backbone']))
+model['auxiliary_head'] = dict(in_channels=channels(model['backbone'])[2])
