@@ -19,8 +19,8 @@ from textwrap import fill
 from typing import Dict, List, Sequence, Tuple
 
 import torch
-from marked_tables import ROOT, markdown_table, with_tables
 from mmengine.registry import MODELS
+from pages.files import ROOT
 
 from mmlaplace.analysis.measuring import describe_machine, interleave, model_job
 from mmlaplace.commands.command_line import ToolParser, read_json, write_json
@@ -41,7 +41,7 @@ from mmlaplace.lab.hybrids import (
 from mmlaplace.lab.probes.results import by_key, read_results
 from mmlaplace.lab.side_by_side.seed_differences import half_width, short
 from mmlaplace.linearizing import linear_config, softmax_places
-from mmlaplace.writing import write_whole
+from mmlaplace.writing import markdown_table, with_tables, write_whole
 
 LOG, TIMES = ROOT / 'docs/logs/hybrids.jsonl', ROOT / 'docs/logs/hybrids_time.json'
 PAGE, PICTURE = ROOT / 'docs/linearize.md', ROOT / 'docs/images/hybrids.png'
