@@ -35,6 +35,10 @@ class AgentAttention(AgentBiases, QKVAttention):
     Raises:
         ValueError: If prefix tokens are combined with what needs the keys to be a map.
 
+    Cost: NCm to mix; 4C² + 9C + 98h(49 + H + W) weights.
+
+    Published: DeiT-T 74.9, DeiT-S 80.5, PVT-T 78.4, Swin-T 82.6, Swin-S 83.7, CSwin-T 83.1.
+
     Source: Agent Attention (arXiv 2312.08874).
 
     Examples:

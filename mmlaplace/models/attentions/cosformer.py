@@ -43,6 +43,8 @@ class CosformerAttention(QKVAttention):
     Raises:
         ValueError: For unknown ``positions``.
 
+    Cost: 4NCd to mix; 4C² weights.
+
     Source: cosFormer (arXiv 2202.08791).
 
     Examples:

@@ -40,6 +40,10 @@ class CrossShapedAttention(QKVAttention):
     Raises:
         ValueError: If ``stripe_width < 1``.
 
+    Cost: N(H + W)sC, softmax in stripes of s tokens to mix; 4C² + 9C weights.
+
+    Published: T 82.8, S 83.6, B 84.2.
+
     Source: CSWin Transformer (arXiv 2107.00652).
 
     Examples:

@@ -66,6 +66,10 @@ class EcoFormerAttention(QKVAttention):
     Raises:
         ValueError: For an unknown ``offset``, or a number that is no integer of at least 1.
 
+    Cost: NCb to mix; 3C² + 25C + 425h weights.
+
+    Published: PVTv2-B0 70.4, B1 78.4, B2 81.3.
+
     Source: EcoFormer (arXiv 2209.09004).
 
     Examples:

@@ -30,6 +30,10 @@ class EfficientLinearAttention(QKVAttention):
     Raises:
         ValueError: If ``num_heads`` does not divide the channels of keys or values.
 
+    Cost: NCd to mix; 4C² weights.
+
+    Published: FLatten's table: 70.2, 81.0.
+
     Source: Efficient Attention (arXiv 1812.01243).
 
     Examples:

@@ -48,6 +48,10 @@ class ELFATTAttention(QKVAttention):
     Raises:
         ValueError: If ``window_size < 1``, or for a single head of one channel.
 
+    Cost: NC(d + w) to mix; 4C² + 9C weights.
+
+    Published: CSWin-T 83.1, CSWin-B 84.7, Swin-T 82.7, Swin-B 84.5.
+
     Source: ELFATT (arXiv 2501.06098).
 
     Examples:

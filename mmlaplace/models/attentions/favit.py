@@ -51,6 +51,10 @@ class FaViTAttention(BaseAttention):
     Raises:
         ValueError: For an unknown ``average``, an ``sr_ratio`` below 1 or heads of few channels.
 
+    Cost: 49NC + N²C / 8r² to mix; 2.8C² + r²C² / 64 + 1.1d² + 17C weights.
+
+    Published: B0 71.5, B1 79.4, B2 82.3, B3 83.4.
+
     Source: FaViT (arXiv 2312.08614).
 
     Examples:

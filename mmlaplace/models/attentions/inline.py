@@ -55,6 +55,10 @@ class InLineAttention(QKVAttention):
         ValueError: For an unknown ``kernel`` or ``filters_from``, or prefix tokens with positions
             of a map.
 
+    Cost: NCd to mix; 4C² + 10Cd weights.
+
+    Published: PVT-T 78.2, PVT-S 82.0, Swin-T 82.4, Swin-B 84.1.
+
     Source: InLine attention (arXiv 2412.06590).
 
     Examples:

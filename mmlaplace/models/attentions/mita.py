@@ -52,6 +52,10 @@ class MiTAAttention(QKVAttention):
         ValueError: If ``num_landmarks`` is no square, if ``topk`` or ``routes`` is no positive
             integer, or for prefix tokens with what needs the keys to be a map.
 
+    Cost: NC(m + k), k keys of each landmark to mix; 4C² weights.
+
+    Published: DeiT-T 71.1, DeiT-S 79.8; with a convolution 73.4, 80.6.
+
     Source: MiTA (arXiv 2602.01219).
 
     Examples:

@@ -35,6 +35,10 @@ class MLLAAttention(QKVAttention):
             rope_form='pairs', rope_on='features', lepe_kernel=3, proj=False)``. The form of the
             rotary positions is fixed.
 
+    Cost: NCd to mix; 2C² + 9C weights.
+
+    Published: T 83.5, S 84.4, B 85.3; ADE20K UperNet B 51.9.
+
     Source: MLLA (arXiv 2405.16605).
 
     Examples:

@@ -102,6 +102,10 @@ class NeighborhoodAttention(QKVAttention):
             unknown backend.
         ImportError: For ``backend='natten'`` without the package.
 
+    Cost: 2k²NC, softmax in k × k places to mix; 4C² weights.
+
+    Published: Mini 81.8, Tiny 83.2, Small 83.7, Base 84.3, with a learned bias.
+
     Source: NAT (arXiv 2204.07143), DiNAT (arXiv 2209.15001). The learned relative bias of the
     papers is left out, as natten has no kernel with one.
 

@@ -79,6 +79,10 @@ class ReformerAttention(QKVAttention):
         ValueError: If ``bucket_size`` or ``num_hashes`` is no positive integer, and for an unknown
             form. In the forward, for pairs whose matrices would need more than 4 GB.
 
+    Cost: RNCb, R rounds of chunks of b, or N²C to mix; 3C² weights.
+
+    Published: Flowformer's table: 79.6.
+
     Source: Reformer (arXiv 2001.04451).
 
     Examples:

@@ -43,6 +43,10 @@ class ScaledCosineAttention(QKVAttention):
         ValueError: For a ``pretrained_window`` of one token, or less than 0. In the forward, for a
             map whose bias would need more than 4 GB.
 
+    Cost: N²C to mix; 4C² + 512h + 2h weights.
+
+    Published: in windows of 8, at 256 pixels: T 81.8, S 83.7, B 84.2.
+
     Source: Swin Transformer V2 (arXiv 2111.09883).
 
     Examples:

@@ -38,6 +38,10 @@ class SeparableAttention(BaseAttention):
     Raises:
         ValueError: If ``patch_size`` is no integer of at least 1.
 
+    Cost: NC to mix; 3C² + C weights.
+
+    Published: width 0.5 70.2, 1.0 78.1, 2.0 81.2, at 256 pixels.
+
     Source: MobileViTv2 (arXiv 2206.02680).
 
     Examples:

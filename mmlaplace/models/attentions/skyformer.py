@@ -61,6 +61,8 @@ class SkyformerAttention(QKVAttention):
         ValueError: For an unknown ``landmark_method`` or ``newton_start_per``, numbers out of
             range, or ``accumulation`` of pooled landmarks.
 
+    Cost: NCm + hm³ to mix; 4C² weights.
+
     Source: Skyformer (arXiv 2111.00035).
 
     Examples:

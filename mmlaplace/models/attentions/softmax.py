@@ -41,6 +41,10 @@ class SoftmaxAttention(QKVAttention):
             queries and keys to be one map without other tokens. In the forward, for a map whose
             relative bias would need more than 4 GB.
 
+    Cost: N²C to mix; 4C² weights.
+
+    Published: DeiT-T 72.2, PVT-T 75.1, PVT-S 79.8.
+
     Source: Attention Is All You Need (arXiv 1706.03762).
 
     Examples:

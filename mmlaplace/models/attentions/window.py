@@ -46,6 +46,10 @@ class WindowAttention(BaseAttention):
     Raises:
         ValueError: If ``window_size < 1``.
 
+    Cost: NCw to mix; 4C² + h(2√w − 1)² weights.
+
+    Published: Swin-T 81.3, Swin-S 83.0, Swin-B 83.5.
+
     Source: Swin Transformer (arXiv 2103.14030).
 
     Examples:

@@ -240,6 +240,12 @@ class XCiTBackbone(PyramidBackbone):
             self.least_side = self.least_side if ceil_mode else 32
         self._freeze_stages()
 
+    @property
+    def out_channels(self) -> Tuple[int, ...]:
+        """Those of the pyramid's maps, or of the only stage."""
+        count = len(self.pyramid_blocks)
+        return super().out_channels if self.pyramid is None else (self.embed_dims[0],) * count
+
     def other_outputs(self, names: Collection[str]) -> Set[str]:
         others = super().other_outputs(names)
         if self.pyramid is not None and not any(name.startswith('pyramid.') for name in names):

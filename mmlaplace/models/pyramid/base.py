@@ -124,6 +124,12 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
                 self.add_module(f'norm{i}', build_token_norm(config, self.embed_dims[i]))
         self._freeze_stages()
 
+    @property
+    def out_channels(self) -> Tuple[int, ...]:
+        """The channels of what the forward returns, one number for each of ``out_indices``."""
+        copies = self.class_tokens if self.out_type == 'cls_token' else 1
+        return tuple(copies * self.embed_dims[i] for i in self.out_indices)
+
     def check_images(self, x: Tensor) -> None:
         """Raise a ValueError unless ``x`` is ``(B, C, H, W)`` with sides of ``least_side`` pixels.
 

@@ -1,12 +1,4 @@
-"""Write the tables of docs/options.md, the options of every backbone and attention.
-
-They come from docstrings. A new attention or backbone is on the page once it is registered and this
-was run.
-
-Examples:
-  python .dev_scripts/make_options.py
-  python .dev_scripts/make_options.py --check   # exit status 1 if the page is not in step
-"""
+"""The tables of docs/options.md: options of every backbone and attention, from their docstrings."""
 
 import inspect
 import re
@@ -14,11 +6,13 @@ from dataclasses import fields
 from functools import partial
 from typing import Any, Callable, Dict, Iterable, List
 
-from marked_tables import ROOT, markdown_table, parser_of_pages, with_tables, write_pages
 from mmengine.registry import MODELS
 
 from mmlaplace.models import BaseAttention, Frame, PyramidBackbone, QKVAttention
 from mmlaplace.models.pyramid.options import ARCH_KEYS, with_attention
+from mmlaplace.writing import markdown_table
+
+from .files import ROOT, Files
 
 PAGE = ROOT / 'docs/options.md'
 SECTION = r'^{}:\n(.*?)(?=^(?:Args|Attributes|Returns|Raises|Source|Examples):|^\S|\Z)'
@@ -30,13 +24,13 @@ def registered(base: type) -> List[type]:
     return sorted((cls for cls in ours if issubclass(cls, base)), key=lambda cls: cls.__name__)
 
 
-def told(documented: Any, section: str = 'Args') -> Dict[str, str]:
+def entries(documented: Any, section: str = 'Args') -> Dict[str, str]:
     """What a section of a docstring says of each name, as Markdown."""
     doc = inspect.getdoc(documented) or ''
     found = re.search(SECTION.format(section), doc, re.MULTILINE | re.DOTALL)
     text = found[1] + '\n' if found else ''
-    entries = re.findall(r'^ {4}([\w*, ]+): (.*?)(?=^ {4}\S|\Z)', text, re.MULTILINE | re.DOTALL)
-    return {name.strip(): markdown(text) for names, text in entries for name in names.split(',')}
+    found = re.findall(r'^ {4}([\w*, ]+): (.*?)(?=^ {4}\S|\Z)', text, re.MULTILINE | re.DOTALL)
+    return {name.strip(): markdown(text) for names, text in found for name in names.split(',')}
 
 
 def markdown(text: str) -> str:
@@ -53,7 +47,7 @@ def shown(name: str, options: Dict[str, Any]) -> str:
 
 def options_table(documented: Any) -> str:
     """The arguments whose meaning the docstring tells itself; empty where there is none."""
-    texts, rows = told(documented), []
+    texts, rows = entries(documented), []
     for name, parameter in inspect.signature(documented).parameters.items():
         if name in texts and not re.match(r'As in `\w+`\.', texts[name]):
             rows.append(option_row(name, texts[name], parameter.default))
@@ -73,12 +67,28 @@ def option_row(name: str, text: str, default: Any) -> List[str]:
 
 
 def papers(cls: type) -> str:
-    """Links to the papers of a class, or of the base that names them."""
-    docs = (inspect.cleandoc(base.__doc__ or '') for base in cls.__mro__)
-    sources = (re.search(r'^Source: (.*?)(?:\n\n|\Z)', doc, re.M | re.S) for doc in docs)
-    text = ' '.join(next(filter(None, sources))[1].split())
+    """Links to the papers of a class, or of the base that names them.
+
+    Raises:
+        ValueError: If there is no line ``Source:``.
+    """
+    text = section(cls, 'Source')
+    if not text:
+        raise ValueError(
+            f'the docstring of {cls.__name__} has no source; add a line "Source: NAME (arXiv '
+            f'NUMBER)." before its examples in {inspect.getsourcefile(cls)}'
+        )
     found = re.findall(r'(?:, | and )?([\w+& -]+?) \(arXiv ([\d.]+)\)', text)
     return ', '.join(f'[{name}](https://arxiv.org/abs/{number})' for name, number in found)
+
+
+def section(cls: type, title: str) -> str:
+    """The paragraph ``TITLE: …`` of a docstring, or of that of a base; empty if there is none."""
+    for base in cls.__mro__:
+        doc = inspect.cleandoc(base.__doc__ or '')
+        if found := re.search(rf'^{title}: (.*?)(?:\n\n|\Z)', doc, re.M | re.S):
+            return ' '.join(found[1].split())
+    return ''
 
 
 def attention_of(cfg: dict) -> str:
@@ -128,7 +138,7 @@ def tables() -> Dict[str, str]:
     backbones = [cls for cls in registered(PyramidBackbone) if cls is not PyramidBackbone]
     attentions = registered(BaseAttention)
     framed = [cls for cls in attentions if issubclass(cls, QKVAttention)]
-    texts = told(Frame, 'Attributes')
+    texts = entries(Frame, 'Attributes')
     rows = [option_row(field.name, texts[field.name], field.default) for field in fields(Frame)]
     # What an attention can do in the place of torch.nn.MultiheadAttention, or why not.
     multihead = []
@@ -161,10 +171,5 @@ def tables() -> Dict[str, str]:
     )
 
 
-def main() -> None:
-    args = parser_of_pages(__doc__).parse_args()
-    write_pages({PAGE: with_tables(PAGE.read_text(), 'table', tables().__getitem__)}, args)
-
-
-if __name__ == '__main__':
-    main()
+def update(files: Files) -> None:
+    files.tables(PAGE, 'table', tables().__getitem__)

@@ -3,7 +3,6 @@
 from typing import Dict, List, Optional
 
 import torch
-from marked_tables import markdown_table
 
 from mmlaplace.lab.probes.report import MISSING, STAR, Table, behind, largest
 from mmlaplace.lab.probes.tasks import PROBES, build_probe
@@ -11,6 +10,7 @@ from mmlaplace.lab.side_by_side.attention_report import markdown
 from mmlaplace.models.attentions.laplacian import KERNELS
 from mmlaplace.models.layers import Landmarks
 from mmlaplace.ops import cholesky_inverse
+from mmlaplace.writing import markdown_table
 
 # Studies by the titles of their columns.
 TOKENS = {

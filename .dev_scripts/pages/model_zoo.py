@@ -1,14 +1,10 @@
-"""Write the tables of models: docs/model_zoo.md, docs/model_zoo.csv and the READMEs.
+"""The tables of models: docs/model_zoo.md, docs/model_zoo.csv and the READMEs.
 
 They come from the metafiles, and from logs of what was measured and proven. A README has its tables
 between two comments, the first with a pattern of paths in configs/:
   <!-- models: classification/soft/softpp-* -->
   <!-- end of models -->
 docs/model_zoo.csv has all models, and docs/model_zoo.md those of a medium size, one of each family.
-
-Examples:
-  python .dev_scripts/make_model_zoo.py
-  python .dev_scripts/make_model_zoo.py --check   # exit status 1 if a file is not in step
 """
 
 import csv
@@ -20,15 +16,16 @@ from fnmatch import fnmatch
 from functools import cache, partial
 from io import StringIO
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List
-
-from marked_tables import ROOT, markdown_table, parser_of_pages, with_tables, write_pages
+from typing import Any, Callable, Dict, Iterable, List, Sequence, Tuple
 
 from mmlaplace.checkpoints import PUBLISHED
 from mmlaplace.checkpoints.dense import DENSE
 from mmlaplace.model_zoo import ModelInfo, files_root, read_models
 from mmlaplace.models import FAMILIES
 from mmlaplace.toolboxes import TOOLBOXES
+from mmlaplace.writing import markdown_table
+
+from .files import ROOT, Files
 
 PAGE, DATA = ROOT / 'docs/model_zoo.md', ROOT / 'docs/model_zoo.csv'
 WEIGHTS = ROOT / 'docs/released_weights.md'
@@ -44,13 +41,21 @@ FOOTNOTE = (
     'hand, so the sizes here are fitted to its published parameters and MACs.'
 )
 MEDIUM = (12e6, 30e6)  # parameters of the models on the page, with Swin-T and ResNet-50 among them
-DETECTORS = {
-    'RetinaNet, 1x': 'retinanet_*-1x_*',
-    'Mask R-CNN, 1x': 'mask-rcnn_*-1x_*',
-    'Mask R-CNN, 3x': 'mask-rcnn_*-3x_*',
-    'Cascade Mask R-CNN, 3x': 'cascade-mask-rcnn_*-3x_*',
+# By the word in a config's name; of several words the first counts.
+HEADS = {
+    'retinanet': 'RetinaNet',
+    'mask-rcnn': 'Mask R-CNN',
+    'cascade-mask-rcnn': 'Cascade Mask R-CNN',
+    'ssdlite': 'SSDLite',
+    'fpn': 'Semantic FPN',
+    'upernet': 'UPerNet',
+    'seghead': 'SegHead',
+    'deeplabv3': 'DeepLabv3',
+    'pspnet': 'PSPNet',
 }
-SEGMENTORS = {'Semantic FPN': '*_fpn_*_ade20k-*', 'UPerNet': '*_upernet_*_ade20k-*'}
+DETECTORS = ('RetinaNet, 1x', 'Mask R-CNN, 1x', 'Mask R-CNN, 3x', 'Cascade Mask R-CNN, 3x')
+SEGMENTORS = ('Semantic FPN', 'UPerNet')
+COMPARED = ('coco', 'ade20k')  # data sets of these tables
 
 
 @cache
@@ -168,6 +173,20 @@ def pixels(model: ModelInfo) -> str:
     return found[1] or found[2] if found else '224'
 
 
+def head(model: ModelInfo) -> str:
+    """The head of a detector, with its schedule of 12 or 36 epochs, or of a segmentor."""
+    if model.task == 'classification':
+        return ''
+    name = next(HEADS[word] for word in model.name.split('_') if word in HEADS)
+    schedule = re.search(r'[_-]([13]x)_', model.name)
+    return f'{name}, {schedule[1]}' if schedule else name
+
+
+def first_score(model: ModelInfo) -> float:
+    """The published score that counts most, 0 where there is none."""
+    return model.metadata['Published'].get(metrics(model)[0], 0)
+
+
 def checked(model: ModelInfo) -> str:
     """How far the conversion of the authors' weights is tested."""
     name = model.metadata.get('Published as')
@@ -188,6 +207,7 @@ def data_row(model: ModelInfo) -> Dict[str, object]:
         'task': model.task,
         'family': model.family,
         'data': coco_or_imagenet or said['Training Data'],
+        'head': head(model),
         'published': found.get(metric, ''),
         'metric': metric.replace('Top 1 Accuracy', 'top-1'),
         'mask AP': found.get('mask AP', '') if further else '',
@@ -205,8 +225,11 @@ def data_row(model: ModelInfo) -> Dict[str, object]:
 
 def classifiers(models: List[ModelInfo]) -> str:
     """The medium classifier with the best published top-1 of each family, the best first."""
+
+    def rank(model: ModelInfo) -> Tuple[bool, float]:
+        return pixels(model) == '224', first_score(model)  # which MobileViTv2 does not have
+
     best: Dict[str, ModelInfo] = {}
-    top1 = lambda model: model.metadata['Published'].get('Top 1 Accuracy', 0)  # noqa: E731
     sizes: Dict[str, List[float]] = {}
     for model in models:
         if model.task != 'classification':
@@ -214,11 +237,9 @@ def classifiers(models: List[ModelInfo]) -> str:
         params = model.metadata['Parameters']
         sizes.setdefault(model.family, []).append(params / 1e6)
         if MEDIUM[0] <= params <= MEDIUM[1] and int(pixels(model)) <= 256:
-            # At 224 pixels, which MobileViTv2 does not have.
-            key = lambda each: (pixels(each) == '224', top1(each))  # noqa: E731
-            best[model.family] = max(best.get(model.family, model), model, key=key)
+            best[model.family] = max(best.get(model.family, model), model, key=rank)
     rows = []
-    for family, model in sorted(best.items(), key=lambda item: -top1(item[1])):
+    for family, model in sorted(best.items(), key=lambda item: -first_score(item[1])):
         rows.append(
             [
                 link(model, PAGE.parent),
@@ -235,32 +256,35 @@ def classifiers(models: List[ModelInfo]) -> str:
     return with_footnote(markdown_table(header, rows))
 
 
-def dense(models: List[ModelInfo], task: str, heads: Dict[str, str]) -> str:
+def dense(models: List[ModelInfo], task: str, heads: Sequence[str]) -> str:
     """The published scores of medium backbones below each head, with links to the configs."""
     params = {
         model.name.partition('_')[0]: model.metadata['Parameters']
         for model in models
         if model.task == 'classification'
     }
-    cells: Dict[str, Dict[str, ModelInfo]] = {}
-    first = lambda model: model.metadata['Published'].get(metrics(model)[0], 0)  # noqa: E731
+    best: Dict[str, Dict[str, ModelInfo]] = {}  # by backbone and head
     for model in models:
         name = next((part for part in model.name.split('_')[:2] if part in params), '')
-        if model.task == task and MEDIUM[0] <= params.get(name, 0) <= MEDIUM[1]:
-            for head, pattern in heads.items():
-                if fnmatch(model.name.replace('_1x_', '-1x_'), pattern):
-                    row = cells.setdefault(name, {})
-                    row[head] = max(row.get(head, model), model, key=first)
+        medium = MEDIUM[0] <= params.get(name, 0) <= MEDIUM[1]
+        data = model.name.rpartition('_')[2].partition('-')[0]
+        if model.task == task and medium and data in COMPARED and head(model) in heads:
+            row = best.setdefault(name, {})
+            row[head(model)] = max(row.get(head(model), model), model, key=first_score)
     rows = []
-    for name, row in sorted(cells.items(), key=lambda item: -max(map(first, item[1].values()))):
-        cells_of_row = ['–'] * len(heads)
-        for place, head in enumerate(heads):
-            if head in row:
-                found = [score(row[head], metric) for metric in metrics(row[head])]
-                text = 'config' if set(found) == {'–'} else ' / '.join(found)
-                cells_of_row[place] = link(row[head], PAGE.parent, text)
-        rows.append([name, f'{params[name] / 1e6:.1f} M', *cells_of_row])
+    for name, row in sorted(
+        best.items(), key=lambda item: -max(map(first_score, item[1].values()))
+    ):
+        cells = [score_link(row[each]) if each in row else '–' for each in heads]
+        rows.append([name, f'{params[name] / 1e6:.1f} M', *cells])
     return with_footnote(markdown_table(['backbone', 'params', *heads], rows))
+
+
+def score_link(model: ModelInfo) -> str:
+    """The published scores with a link to the config, or the link alone."""
+    found = [score(model, metric) for metric in metrics(model)]
+    text = 'config' if set(found) == {'–'} else ' / '.join(found)
+    return link(model, PAGE.parent, text)
 
 
 def whole_models(models: List[ModelInfo]) -> str:
@@ -307,14 +331,10 @@ def worst(errors: Iterable[float]) -> str:
     return '–' if largest is None else f'{largest:.0e}'
 
 
-def main() -> None:
-    args = parser_of_pages(__doc__).parse_args()
-    readmes = [ROOT / 'README.md', *sorted(ROOT.glob('configs/*/*/README.md'))]
+def update(files: Files) -> None:
     models = read_models()
-    wanted = {
-        path: with_tables(path.read_text(), 'models', partial(table, models, path.parent))
-        for path in readmes
-    }
+    for readme in (ROOT / 'README.md', *sorted(ROOT.glob('configs/*/*/README.md'))):
+        files.tables(readme, 'models', partial(table, models, readme.parent))
     tables: Dict[str, Callable[[], str]] = {
         'classifiers': partial(classifiers, models),
         'detectors': partial(dense, models, 'detection', DETECTORS),
@@ -323,14 +343,9 @@ def main() -> None:
         'whole-models': partial(whole_models, models),
     }
     for page in (PAGE, WEIGHTS):
-        wanted[page] = with_tables(page.read_text(), 'table', lambda name: tables[name]())
+        files.tables(page, 'table', lambda name: tables[name]())
     rows, text = list(map(data_row, models)), StringIO()
     writer = csv.DictWriter(text, rows[0], lineterminator='\n')
     writer.writeheader()
     writer.writerows(rows)
-    wanted[DATA] = text.getvalue()
-    write_pages(wanted, args)
-
-
-if __name__ == '__main__':
-    main()
+    files.write(DATA, text.getvalue())

@@ -1,11 +1,6 @@
-"""Write docs/tutorials/notebook.md, the page of demo/tutorial.ipynb, with the outputs stored in it.
+"""The page of demo/tutorial.ipynb, with the outputs stored in it.
 
 Links in the notebook are relative to demo/, those of the page to docs/tutorials/.
-
-Examples:
-  python .dev_scripts/make_tutorial.py --run     # from top to bottom first; stores the outputs
-  python .dev_scripts/make_tutorial.py
-  python .dev_scripts/make_tutorial.py --check   # exit status 1 if the page is not in step
 """
 
 import base64
@@ -13,25 +8,20 @@ from pathlib import Path
 from typing import Dict
 
 import nbformat
-from marked_tables import ROOT, parser_of_pages, write_pages
+
+from .files import ROOT, Files
 
 NOTEBOOK = ROOT / 'demo/tutorial.ipynb'
 PAGE = ROOT / 'docs/tutorials/notebook.md'
 PICTURES = ROOT / 'docs/images'
 NOTE = """\
 This page is the notebook `demo/tutorial.ipynb` as it was run, written by
-`python .dev_scripts/make_tutorial.py`."""
+`python .dev_scripts/make_pages.py`."""
 
 
-def run(notebook: nbformat.NotebookNode) -> None:
-    """All cells from top to bottom, in a fresh process that stands in demo/."""
-    from nbclient import NotebookClient
-
-    NotebookClient(
-        notebook, kernel_name='python3', resources=dict(metadata=dict(path=str(NOTEBOOK.parent)))
-    ).execute()
-    for cell in notebook.cells:
-        cell.metadata.pop('execution', None)  # the time of day
+def update(files: Files) -> None:
+    for path, content in page(nbformat.read(NOTEBOOK, as_version=4)).items():
+        files.write(path, content)
 
 
 def page(notebook: nbformat.NotebookNode) -> Dict[Path, bytes]:
@@ -54,18 +44,3 @@ def page(notebook: nbformat.NotebookNode) -> Dict[Path, bytes]:
     title, rest = parts[0].split('\n', 1)
     whole = '\n\n'.join([title, NOTE, rest.strip(), *parts[1:]])
     return {PAGE: f'{whole}\n'.encode(), **files}
-
-
-def main() -> None:
-    parser = parser_of_pages(__doc__)
-    parser.add_argument('--run', action='store_true', help='run the notebook and store its outputs')
-    args = parser.parse_args()
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    if args.run:
-        run(notebook)
-        nbformat.write(notebook, NOTEBOOK)
-    write_pages(page(notebook), args)
-
-
-if __name__ == '__main__':
-    main()

@@ -1,13 +1,12 @@
-"""Write the table of exported models in docs/deploy.md from its logs, or make the logs.
+"""Export models with random weights, for the table of docs/deploy.md.
 
-A log in docs/logs/deploy is the report of tools/deployment/export.py on a model with random
-weights. Rows with our operators need the library that tools/deployment/build_onnxruntime_ops.py
-makes.
+A log in docs/logs/deploy is the report of tools/deployment/export.py on a model. From these
+make_pages.py makes the table. Rows with our operators need the library that
+tools/deployment/build_onnxruntime_ops.py makes.
 
 Examples:
-  python .dev_scripts/make_deploy_table.py
-  python .dev_scripts/make_deploy_table.py --run '*'           # all logs first; half an hour
-  python .dev_scripts/make_deploy_table.py --run 'mask-rcnn*'
+  python .dev_scripts/measure_exports.py '*'  # half an hour
+  python .dev_scripts/measure_exports.py 'mask-rcnn*'
 """
 
 import subprocess
@@ -15,17 +14,17 @@ import sys
 from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import List, NamedTuple
+from typing import NamedTuple
 
 import torch
-from marked_tables import ROOT, markdown_table, parser_of_pages, with_tables, write_pages
 from mmengine.config import Config
+from pages.files import ROOT
 
-from mmlaplace.commands.command_line import read_json, write_json
+from mmlaplace.commands.command_line import ToolParser, read_json, write_json
 from mmlaplace.deployment.exporting import SUFFIXES
 from mmlaplace.model_zoo import build_model
 
-LOGS, PAGE = ROOT / 'docs/logs/deploy', ROOT / 'docs/deploy.md'
+LOGS = ROOT / 'docs/logs/deploy'
 # Scaled up, as random ones find all classes alike. A detector's would give scores that round to 1.
 HEADS = ('conv_seg', 'head.fc')
 
@@ -107,62 +106,17 @@ def measure(row: Row, folder: str) -> None:
         write_json(row.log, dict(read_json(row.log), file=out.name))
 
 
-def cells(row: Row) -> List[str]:
-    """What the table says of a row."""
-    task = row.config.split('/')[0]
-    kind = f'{row.format}, our operators' if row.native else row.format
-    if not row.log.is_file():
-        return [row.name, task, kind, 'not run', '', '', '', '', '']
-    report = read_json(row.log)
-    if 'refused' in report:
-        return [row.name, task, kind, 'no', report['refused'], '', '', '', '']
-    rows = report['differences']
-    sizes = ', '.join('×'.join(map(str, one['size'])) for one in rows)
-    numbers = {
-        name: max(one[name] for one in rows if name in one)
-        for name in ('scores', 'logits', 'boxes', 'labels', 'masks', 'missing')
-        if any(name in one for one in rows)
-    }
-    checked = 'no' if any(one['beyond_tolerance'] for one in rows) else 'yes'
-    if 'expected' in rows[0]:
-        checked += f', {sum(one["expected"] for one in rows)} boxes'
-    shown = ', '.join(f'{name} {value:.1g}' for name, value in numbers.items())
-    times = report['milliseconds'][0]
-    return [
-        row.name,
-        task,
-        kind,
-        sizes,
-        checked,
-        shown,
-        f'{times["pytorch"]:.1f}',
-        f'{times["runtime"]:.1f}',
-        f'{times["ratio"]:.2f}',
-    ]
-
-
 def main() -> None:
-    parser = parser_of_pages(__doc__)
-    parser.add_argument('--run', default='', help='make the logs whose names match this pattern')
+    parser = ToolParser(__doc__)
+    parser.add_argument('pattern', help='of the names of the logs')
     args = parser.parse_args()
+    rows = [row for row in ROWS if fnmatch(row.log.stem, args.pattern)]
+    if not rows:
+        parser.error(f'no log matches {args.pattern!r}; they are {[r.log.stem for r in ROWS]}')
     with TemporaryDirectory() as folder:
-        for row in ROWS:
-            if fnmatch(row.log.stem, args.run):
-                measure(row, folder)
-                print(' | '.join(cells(row)), flush=True)
-    heads = [
-        'model',
-        'task',
-        'format',
-        'sizes',
-        'as PyTorch',
-        'largest difference',
-        'PyTorch, ms',
-        'runtime, ms',
-        'ratio',
-    ]
-    table = markdown_table(heads, map(cells, ROWS))
-    write_pages({PAGE: with_tables(PAGE.read_text(), 'table', lambda name: table)}, args)
+        for row in rows:
+            measure(row, folder)
+            print(f'wrote {row.log.relative_to(ROOT)}', flush=True)
 
 
 if __name__ == '__main__':

@@ -5,8 +5,6 @@ import statistics
 from pathlib import Path
 from typing import Dict, List
 
-from marked_tables import markdown_table
-
 from mmlaplace.lab.probes.prediction import SEEDS
 from mmlaplace.lab.side_by_side.attention_report import groups
 from mmlaplace.lab.side_by_side.attention_study import ABLATIONS
@@ -19,6 +17,7 @@ from mmlaplace.lab.side_by_side.seed_differences import (
     mean_top1,
     short,
 )
+from mmlaplace.writing import markdown_table
 
 STUDY = 'small_images, fashion'
 SPELLED = {'Gaussian': "kernel='gaussian'", 'literal': "whitening='literal'"}

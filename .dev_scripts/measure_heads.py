@@ -1,10 +1,10 @@
-"""Make the table of docs/heads.md from its logs, or make the logs.
+"""Measure each head of configs/heads, for the table of docs/heads.md.
+
+It writes a log, from which make_pages.py makes the table. What the log has is not repeated.
 
 Examples:
-  python .dev_scripts/make_heads_table.py          # the table
-  python .dev_scripts/make_heads_table.py --check  # whether it is in step, without writing
-  python .dev_scripts/make_heads_table.py --run    # parameters and memory of each; ten minutes
-  python .dev_scripts/make_heads_table.py --time   # seconds an image; on an idle machine
+  python .dev_scripts/measure_heads.py         # parameters and memory of each; ten minutes
+  python .dev_scripts/measure_heads.py --time  # seconds an image; on an idle machine
 """
 
 import os
@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
 import torch
-from marked_tables import ROOT, markdown_table, parser_of_pages, with_tables, write_pages
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
+from pages.files import ROOT
 
 from mmlaplace.analysis.measuring import describe_machine, seconds_of
 from mmlaplace.analysis.training_memory import kept_bytes
-from mmlaplace.commands.command_line import read_json, write_json
+from mmlaplace.commands.command_line import ToolParser, read_json, write_json
 from mmlaplace.commands.random_images import random_batch, random_model, train_and_predict
 
-PAGE = ROOT / 'docs/heads.md'
 LOG, TIMES = ROOT / 'docs/logs/heads.json', ROOT / 'docs/logs/heads_time.json'
 CPU = torch.device('cpu')
 BACKBONES = ('ravlt-tiny', 'mlla-tiny', 'pvtv2-b2')
@@ -106,32 +105,13 @@ def write_log(path: Path, measure: Callable[..., dict]) -> None:
                 print(key, log['rows'][key], flush=True)
 
 
-def table(kind: str) -> str:
-    """The table in Markdown."""
-    rows, times = (read_json(path)['rows'] for path in (LOG, TIMES))
-    header = ['head', *(f'M, {name}' for name in BACKBONES), 'images', f'GiB, {BACKBONES[0]}']
-    header += [f's, {name}' for name in BACKBONES]
-    lines = []
-    for title, (name, (height, width)) in HEADS.items():
-        keys = [f'{name} {backbone}' for backbone in BACKBONES]
-        parameters = [f'{rows[key]["parameters"] / 1e6:.1f}' for key in keys]
-        memory = f'{rows[keys[0]]["training_bytes"] / 2**30:.1f}'
-        seconds = [f'{times[key]["seconds"]:.2f}' if key in times else '–' for key in keys]
-        link = f'[{title}](../configs/heads/{name}.py)'
-        lines.append([link, *parameters, f'{height} × {width}', memory, *seconds])
-    return markdown_table(header, lines)
-
-
 def main() -> None:
-    parser = parser_of_pages(__doc__)
-    parser.add_argument('--run', action='store_true', help='make the log of parameters and memory')
-    parser.add_argument('--time', action='store_true', help='make the log of times')
-    args = parser.parse_args()
-    if args.run:
-        write_log(LOG, tried)
-    if args.time:
+    parser = ToolParser(__doc__)
+    parser.add_argument('--time', action='store_true', help='seconds of an image instead')
+    if parser.parse_args().time:
         write_log(TIMES, timed)
-    write_pages({PAGE: with_tables(PAGE.read_text(), 'heads', table)}, args)
+    else:
+        write_log(LOG, tried)
 
 
 if __name__ == '__main__':

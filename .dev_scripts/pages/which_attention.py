@@ -1,21 +1,12 @@
-"""Write the tables of docs/which_attention.md, probes.md and attention_comparison.md from the logs.
+"""The tables of docs/which_attention.md, probes.md and attention_comparison.md from the logs.
 
-The heat map of docs/which_attention.md and the small one of the README are drawn, too. The logs are
-those of the probes and of the comparison of attentions. A person writes the sentences of the pages,
-and reads them again after a table has changed. A table names the cheapest of the attentions that
-solve some tasks.
-
-Examples:
-  python .dev_scripts/make_which_attention.py
-  python .dev_scripts/make_which_attention.py --check   # exit status 1 if a table is not in step
+The logs are those of the probes and of the comparison of attentions. A table names the cheapest of
+the attentions that solve some tasks.
 """
 
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
-from fashion_options import fashion_tables
-from marked_tables import ROOT, markdown_table, parser_of_pages, with_tables, write_pages
 from mmengine.registry import MODELS
-from probe_tables import probe_tables
 
 from mmlaplace.lab.probes.prediction import (
     Correlation,
@@ -28,20 +19,19 @@ from mmlaplace.lab.probes.report import (
     MISSING,
     Table,
     behind_the_best,
-    draw,
     read_costs,
     tables,
 )
 from mmlaplace.lab.probes.results import read_results
 from mmlaplace.lab.probes.study import read_studies
+from mmlaplace.writing import markdown_table
+
+from .fashion_options import fashion_tables
+from .files import ROOT, Files
+from .probe_tables import probe_tables
 
 DOCS = ROOT / 'docs'
 PAGES = [DOCS / name for name in ('which_attention.md', 'probes.md', 'attention_comparison.md')]
-PICTURE, SMALL_PICTURE = DOCS / 'images/probes.png', DOCS / 'images/probes_small.png'
-# In the small picture: the reference, the project's three papers, and attentions of backbones whose
-# weights are released; probes whose names say what they ask, and the cost at two sizes.
-EIGHT = ('Softmax', 'Laplacian', 'SOFT', 'Pola', 'Agent', 'FLatten', 'MLLA', 'MALA')
-FEW = ('recall', 'one of many', 'offset', 'count, 4x map')
 LOG, COMPARED = DOCS / 'logs/probes.jsonl', DOCS / 'logs/compare_attentions.json'
 SOLVED = 0.9  # of the way from a guess to a perfect answer
 NAMED = 4  # attentions for the same tasks
@@ -167,25 +157,21 @@ def on_images() -> Dict[str, TrainedHere]:
     return {title: here[study] for study, title in IMAGES.items()}
 
 
-def draw_small(
-    table: Table, images: Dict[str, TrainedHere], costs: Dict[str, Dict[str, float]]
-) -> None:
-    """Draw a few attentions and columns of the heat map."""
-    numbers = [titles_of(table).index(title) for title in FEW]
-    rows = {
-        name: [cells[n] for n in numbers] for name, cells in table.rows.items() if name in EIGHT
-    }
-    few = table._replace(columns=[table.columns[n] for n in numbers], rows=rows)
-    times = {name: {key: costs[name][key] for key in (*AT_224, AT_1024[0])} for name in rows}
-    draw(few, SMALL_PICTURE, images, times)
-
-
-def main() -> None:
-    args = parser_of_pages(__doc__).parse_args()
+def read() -> Tuple[Dict[str, Table], Dict[str, Dict[str, float]], Dict[str, Dict[str, float]]]:
+    """The tables of the studies; the costs of the attentions, and what they can do."""
     found = tables(read_results(LOG), read_studies())
-    costs, here = read_costs(COMPARED), on_images()
+    attentions = found['attentions'].study.attentions
+    return (
+        found,
+        read_costs(COMPARED),
+        {name: facts_of(cfg, name) for name, cfg in attentions.items()},
+    )
+
+
+def update(files: Files) -> None:
+    found, costs, facts = read()
+    here = on_images()
     main_table = found['attentions']
-    facts = {name: facts_of(cfg, name) for name, cfg in main_table.study.attentions.items()}
     top1 = {title: made.top1 for title, made in here.items()}
     made = {
         'cheapest': cheapest(main_table, costs, here, facts),
@@ -193,12 +179,5 @@ def main() -> None:
         **probe_tables(found),
         **fashion_tables(COMPARED),
     }
-    texts = {path: with_tables(path.read_text(), 'table', made.__getitem__) for path in PAGES}
-    write_pages(texts, args)
-    if not args.check:
-        draw(main_table, PICTURE, here, costs, facts)
-        draw_small(main_table, here, costs)
-
-
-if __name__ == '__main__':
-    main()
+    for page in PAGES:
+        files.tables(page, 'table', made.__getitem__)

@@ -1,14 +1,11 @@
-"""Make the table of docs/timm.md from tests/hosts.py, whose lines tests/test_hosts.py runs.
-
-Examples:
-  python .dev_scripts/make_hosts_table.py          # the table
-  python .dev_scripts/make_hosts_table.py --check  # whether it is in step, without writing
-"""
+"""The table of docs/timm.md from tests/hosts.py, whose lines tests/test_hosts.py runs."""
 
 import re
 import sys
 
-from marked_tables import ROOT, markdown_table, parser_of_pages, with_tables, write_pages
+from mmlaplace.writing import markdown_table
+
+from .files import ROOT, Files
 
 sys.path.append(str(ROOT / 'tests'))
 from hosts import BY_HAND, HOSTS, Host
@@ -38,12 +35,7 @@ def row(host: Host) -> list:
     ]
 
 
-def main() -> None:
-    args = parser_of_pages(__doc__).parse_args()
+def update(files: Files) -> None:
     header = ['host', 'lines, for the first of its heads', 'works with', 'test']
     table = markdown_table(header, map(row, HOSTS))
-    write_pages({PAGE: with_tables(PAGE.read_text(), 'hosts', lambda _: table)}, args)
-
-
-if __name__ == '__main__':
-    main()
+    files.tables(PAGE, 'hosts', lambda _: table)
