@@ -18,7 +18,8 @@ from marked_tables import ROOT, markdown_table, parser_of_pages, with_tables, wr
 from mmengine.registry import MODELS
 
 from mmlaplace.models import BaseAttention, Frame, PyramidBackbone, QKVAttention
-from mmlaplace.models.pyramid.options import ARCH_KEYS, with_attention
+from mmlaplace.models.pyramid.arguments import ARCH_KEYS
+from mmlaplace.models.pyramid.options import with_attention
 
 PAGE = ROOT / 'docs/options.md'
 SECTION = r'^{}:\n(.*?)(?=^(?:Args|Attributes|Returns|Raises|Source|Examples):|^\S|\Z)'

@@ -120,17 +120,17 @@ class AgentAttention(QKVAttention):
                 f'(got {frame.rope}), key_positions=False ({frame.key_positions}) and sr_ratio=1 '
                 f'({frame.sr_ratio})'
             )
-        self.add_biases('gather', self.kv_shape(self.input_resolution))
-        self.add_biases('spread', self.input_resolution)
+        self.add_biases('gather', num_landmarks, self.kv_shape(self.input_resolution))
+        self.add_biases('spread', num_landmarks, self.input_resolution)
 
-    def add_biases(self, name: str, hw_shape: Tuple[int, int]) -> None:
-        """Create the biases between the agents and the tokens of a map ``(H, W)``."""
+    def add_biases(self, name: str, agents: int, hw_shape: Tuple[int, int]) -> None:
+        """Create the biases between a square of agents and the tokens of a map ``(H, W)``."""
         height, width = hw_shape
         sizes: Dict[str, Tuple[int, ...]] = dict(map=(7, 7), rows=(height, 1), columns=(1, width))
         if self.num_prefix_tokens:
             sizes['prefix'] = (self.num_prefix_tokens,)
         for part, size in sizes.items():
-            table = torch.zeros(self.num_heads, self.landmarks.num_landmarks, *size)
+            table = torch.zeros(self.num_heads, agents, *size)
             nn.init.trunc_normal_(table, std=0.02)
             self.register_parameter(f'{name}_{part}', nn.Parameter(table))
 

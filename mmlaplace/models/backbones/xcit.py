@@ -20,7 +20,7 @@ from ..layers import feature_map, map_to_tokens, tokens_to_map
 from ..layers.class_attention import ClassAttention
 from ..layers.feature_map import channels_last, shape_of_map
 from ..layers.local_patch import XCABlock
-from ..pyramid import Family, PyramidBackbone, Stage, arch, options
+from ..pyramid import Family, PyramidBackbone, Stage, arch, arguments
 
 PATCH_SIZES = (16, 8)
 WAVES = 16  # of a side
@@ -214,8 +214,8 @@ class XCiTBackbone(PyramidBackbone):
         **kwargs: Any,
     ) -> None:
         super().__init__(arch, *args, **kwargs)
-        sizes = options.parse_arch(type(self), arch, 1)
-        dims, depth, heads, ffn_ratio = (sizes[key][0] for key in options.ARCH_KEYS)
+        sizes = arguments.parse_arch(type(self), arch, 1)
+        dims, depth, heads, ffn_ratio = (sizes[key][0] for key in arguments.ARCH_KEYS)
         if self.out_type == 'cls_token':
             keys = ('norm_cfg', 'act_cfg', 'drop_rate')
             given: Dict[str, Any] = {key: kwargs[key] for key in keys if key in kwargs}
