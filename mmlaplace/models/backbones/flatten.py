@@ -57,6 +57,11 @@ def linear_windows(kind: str, linear: int, softmax: Optional[int] = None, **opti
     return [linear_window(linear, type=kind, **options)] * 2 + [last] * 2
 
 
+MAP_ATTENTION = cswin.linear_maps(
+    type='FLattenAttention', qkv='qkv', lepe_kernel=5, second_lepe_kernel=3
+)
+
+
 def _published(names: NameTable, digits: str, **backbone: Any) -> PublishedModel:
     return PublishedModel((names,), backbone, f'{CLOUD}/{digits}/?dl=1')
 
@@ -72,9 +77,7 @@ PUBLISHED = {
         '48ba765ba8b0451d9d5a',
         type='CSWin',
         arch=cswin.linear_arch('tiny'),
-        attn_cfg=cswin.linear_maps(
-            type='FLattenAttention', qkv='qkv', lepe_kernel=5, second_lepe_kernel=3
-        ),
+        attn_cfg=MAP_ATTENTION,
     ),
     'flatten_pvt_tiny': _published(
         PVT_NAMES,
