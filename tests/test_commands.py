@@ -61,7 +61,10 @@ READERS = {
     ),
     'plans a study': Scenario(
         'docs/reproduce.md',
-        ('python studies/reproduce.py --list*', 'python studies/reproduce.py softpp_table_9 --dry-run'),
+        (
+            'python studies/reproduce.py --list*',
+            'python studies/reproduce.py softpp_table_9 --dry-run',
+        ),
     ),
 }
 READERS_WITH_A_MODEL = {

@@ -52,28 +52,28 @@ class Network(nn.Module):
 
 def _segmented(model: Any, maps: Any) -> Iterator[Tensor]:
     """Outputs of the decode head, or of each in a cascade, and of auxiliary heads in training."""
-    several = isinstance(model.decode_head, nn.ModuleList)
     output = None
-    for index, head in enumerate(model.decode_head if several else [model.decode_head]):
+    for index, head in enumerate(_as_list(model.decode_head)):
         output = head(maps) if index == 0 else head(maps, output)
         yield output
     if model.training and getattr(model, 'auxiliary_head', None) is not None:
-        heads = model.auxiliary_head
-        for head in heads if isinstance(heads, nn.ModuleList) else [heads]:
+        for head in _as_list(model.auxiliary_head):
             yield head(maps)
+
+
+def _as_list(heads: Any) -> Any:
+    """The heads of a cascade, or the only one."""
+    return heads if isinstance(heads, nn.ModuleList) else [heads]
 
 
 def _regions(model: Any, maps: Any) -> Iterator[Any]:
     """Outputs of the box and mask heads of the second stage, for regions of zeros."""
     for kind, config in (('bbox', model.test_cfg.rpn), ('mask', model.test_cfg.rcnn)):
-        heads: Any = getattr(model.roi_head, f'{kind}_head', None)
-        extractors: Any = getattr(model.roi_head, f'{kind}_roi_extractor', None)
+        heads = getattr(model.roi_head, f'{kind}_head', None)
+        extractors = getattr(model.roi_head, f'{kind}_roi_extractor', None)
         if heads is None:
             continue
-        heads, extractors = (
-            each if isinstance(each, nn.ModuleList) else [each] for each in (heads, extractors)
-        )
-        for head, extractor in zip(heads, extractors):
+        for head, extractor in zip(_as_list(heads), _as_list(extractors)):
             size = extractor.roi_layers[0].output_size
             yield head(maps[0].new_zeros(config.max_per_img, extractor.out_channels, *size))
 
@@ -97,17 +97,10 @@ def image_size(cfg: Config) -> Tuple[int, int]:
     if side is None and cfg.get('default_scope') == 'mmdet':
         return COCO_SIZE
     if side is None:
+        side = 224
         dataset = (cfg.get('test_dataloader') or {}).get('dataset') or {}
-        pipeline = dataset.get('pipeline', [])
-        side = next(
-            (
-                step[key]
-                for step in reversed(pipeline)
-                for key in ('crop_size', 'scale')
-                if key in step
-            ),
-            224,
-        )
+        for step in dataset.get('pipeline', []):
+            side = step.get('crop_size', step.get('scale', side))
         if not isinstance(side, int):
             side = tuple(side)[::-1]  # the transforms have width and height
     return (side, side) if isinstance(side, int) else tuple(side)

@@ -56,7 +56,8 @@ def _may_differ(module: nn.Module, own: Iterable[str], stored: Iterable[str]) ->
             (prefix,) = plain_names([f'{path}.' if path else ''])
             inside = [name[len(prefix) :] for name in stored if name.startswith(prefix)]
             names.update(prefix + name for name in part.other_outputs(inside))
-    parts, stored_parts = ({name.split('.')[0] for name in n} for n in (own, stored))
+    parts = {name.split('.')[0] for name in own}
+    stored_parts = {name.split('.')[0] for name in stored}
     classifier = stored_parts - {'neck'} == {'backbone', 'head'}
     if classifier and 'backbone' in parts and 'head' not in parts:
         names.update(name for name in (*own, *stored) if not name.startswith('backbone.'))
@@ -142,8 +143,10 @@ def other_arch(shapes: Dict[str, Tuple[tuple, tuple]], kind: str) -> str:
 
 def _option_of(name: str) -> str:
     """The option that the shape of a tensor follows, or nothing if it is the arch."""
-    found = (option for pattern, option in OPTIONS.items() if re.search(pattern, name))
-    return next(found, '')
+    for pattern, option in OPTIONS.items():
+        if re.search(pattern, name):
+            return option
+    return ''
 
 
 def check_values(own: Dict[str, Tensor], stored: Dict[str, Tensor], names: List[str]) -> None:
