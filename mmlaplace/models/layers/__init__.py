@@ -3,7 +3,7 @@
 from mmlaplace.ops.linear_attention import elu_plus_one, linear_attention
 
 from .block import FFN, DropPath, LayerScale, TransformerBlock
-from .feature_map import DepthwiseConv, map_to_tokens, memory_format_of, tokens_to_map
+from .feature_map import DepthwiseConv, map_to_tokens, memory_format_of, resize_map, tokens_to_map
 from .landmarks import Landmarks
 from .patch_embed import (
     ConvPatchEmbed,
@@ -13,7 +13,7 @@ from .patch_embed import (
     PooledPatchEmbed,
 )
 from .pola_streams import pola_streams
-from .position import PositionEmbedding, RotaryEmbedding2D, RotaryOfAllHeads, resize_map
+from .position import PositionEmbedding, RotaryEmbedding2D, RotaryOfAllHeads
 from .rep_norm import PRepBN, RepBN
 from .rms_norm import RMSNorm
 from .signed_powers import signed_powers

@@ -1,41 +1,37 @@
-"""Values for each pair of tokens: a table of their offsets, and a check of memory."""
+"""Pairs of tokens: their offsets, and a check of the memory of a value for each."""
 
-from typing import Sequence, Tuple
+from typing import Tuple
 
 import torch
 from torch import Tensor
 
 from mmlaplace.ops import exporting
+from mmlaplace.ops._checks import is_compiling
 
 MOST_BYTES = 4e9  # may be set to another
 
 
-def of_each_pair(table: Tensor, hw_shape: Sequence[int]) -> Tensor:
-    """The values of a table for the offset of each pair of tokens of a map.
-
-    Args:
-        table: By offsets of rows and of columns, ``(1, heads, 2 * H - 1, 2 * W - 1)``.
-        hw_shape: Height and width of the map.
+def offsets_of_pairs(height: int, width: int, device: torch.device) -> Tuple[Tensor, Tensor]:
+    """How far apart the tokens of each pair are, as indices of a table of offsets.
 
     Returns:
-        ``(1, heads, N, N)`` with ``N = H * W``.
+        Rows and columns, ``(N, N)`` each with ``N = height * width``. They are 0 for the smallest
+        offset, ``1 - height`` or ``1 - width``.
 
     Examples:
         >>> import torch
-        >>> from mmlaplace.models.layers.pairs import of_each_pair
-        >>> of_each_pair(torch.arange(3.0).view(1, 1, 1, 3), (1, 2))
-        tensor([[[[1., 0.],
-                  [2., 1.]]]])
+        >>> from mmlaplace.models.layers.pairs import offsets_of_pairs
+        >>> rows, columns = offsets_of_pairs(1, 2, torch.device('cpu'))
+        >>> torch.arange(3.0).view(1, 3)[rows, columns]
+        tensor([[1., 0.],
+                [2., 1.]])
     """
-    height, width = hw_shape
-    rows = torch.arange(height, device=table.device).repeat_interleave(width)
-    columns = torch.arange(width, device=table.device).repeat(height)
-    return table[
-        :,
-        :,
+    rows = torch.arange(height, device=device).repeat_interleave(width)
+    columns = torch.arange(width, device=device).repeat(height)
+    return (
         rows[:, None] - rows[None, :] + height - 1,
         columns[:, None] - columns[None, :] + width - 1,
-    ]
+    )
 
 
 def check_pairs_fit(attention: object, q: Tensor, k: Tensor, matrices: Tuple[int, int]) -> None:
@@ -47,8 +43,8 @@ def check_pairs_fit(attention: object, q: Tensor, k: Tensor, matrices: Tuple[int
         k: Keys ``(B, heads, n, d)``.
         matrices: Number of matrices in memory at a time, without and with gradients, as measured.
     """
-    if exporting():  # a graph need not know its sizes
-        return
+    if (is_compiling() or torch.jit.is_tracing()) and exporting():
+        return  # a graph need not know its sizes
     batch, heads, queries = q.shape[:3]
     training = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
     count = matrices[1] if training else matrices[0]

@@ -35,8 +35,8 @@ def softmax_attention(
     recorded = (is_compiling() or torch.jit.is_tracing()) and exporting()
     if recorded and 'scale' in options:  # which torch < 2.2 does not write to ONNX
         q = q * (options.pop('scale') * q.shape[-1] ** 0.5)
-    if attn_mask is None:
-        out = F.scaled_dot_product_attention(q, k, v, **options)
+    if attn_mask is None or not is_transforming():
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask, **options)
     else:
         with _kernels_for(attn_mask):
             out = F.scaled_dot_product_attention(q, k, v, attn_mask, **options)
@@ -50,14 +50,12 @@ def softmax_attention(
 
 
 def _kernels_for(bias: Tensor) -> ContextManager:
-    """The kernels that PyTorch may take.
+    """The kernels that PyTorch may take in a transform.
 
     In transforms of torch.func, PyTorch does not see that a bias needs a gradient. On a CPU it then
     takes a kernel without this gradient.
     """
-    if not (
-        bias.is_floating_point() and is_transforming() and find_spec('torch.nn.attention')
-    ):  # torch >= 2.3
+    if not (bias.is_floating_point() and find_spec('torch.nn.attention')):  # torch >= 2.3
         return nullcontext()
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
