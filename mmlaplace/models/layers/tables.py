@@ -6,7 +6,7 @@ All blocks of a stage, and all forwards of images of one size, take the same tab
 import os
 import threading
 from collections import OrderedDict
-from typing import Any, Callable, Hashable, Tuple, TypeVar
+from typing import Any, Callable, Hashable, List, Tuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ def computed_once(compute: Callable[..., Table], *sizes: Hashable, like: Tensor)
 
     Args:
         compute: A function of the module level, whose result depends on its arguments alone. It
-            gives a tensor, None, or a tuple with tensors. Nobody may change these in place.
+            gives a tensor, or a tuple with tensors. Nobody may change these in place.
         *sizes: Its arguments before the device, all hashable.
         like: A tensor on the device of the table.
 
@@ -95,8 +95,7 @@ def bytes_kept() -> int:
 
 def _keep(key: Hashable, table: Any) -> None:
     """Keep a table, unless it is as large as all may be, or has no values."""
-    values = (table,) if table is None or isinstance(table, Tensor) else table
-    tensors = [value for value in values if isinstance(value, Tensor)]
+    tensors = _tensors_in(table)
     size = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
     if size > MOST_BYTES or any(type(tensor) is not Tensor for tensor in tensors):
         return
@@ -104,6 +103,14 @@ def _keep(key: Hashable, table: Any) -> None:
         _KEPT[key] = table, size
         while len(_KEPT) > MOST_TABLES or bytes_kept() > MOST_BYTES:
             _KEPT.popitem(last=False)
+
+
+def _tensors_in(table: Any) -> List[Tensor]:
+    if isinstance(table, Tensor):
+        return [table]
+    if not isinstance(table, tuple):
+        return []
+    return [tensor for part in table for tensor in _tensors_in(part)]
 
 
 def _start_in_a_fork() -> None:
