@@ -5,7 +5,7 @@ import torch.nn as nn
 from mmengine.model import BaseModule
 from torch import Tensor
 
-from mmlaplace.ops.precision import HALVES, wide_dtype
+from mmlaplace.ops.precision import HALVES
 from mmlaplace.ops.rotary import ROPE_FORMS, of_channels, rotary_table, turn_channels
 
 from .build import build_token_norm
@@ -85,7 +85,8 @@ class RotaryEmbedding2D(nn.Module):
         """
         if self.pairs == 0:
             return None
-        sizes = (*hw_shape, self.pairs, self.theta, self.form, wide_dtype(x))
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        sizes = (*hw_shape, self.pairs, self.theta, self.form, dtype)
         return computed_once(table_of_map, *sizes, like=x)
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
