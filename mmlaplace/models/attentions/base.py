@@ -239,8 +239,9 @@ class QKVAttention(BaseAttention):
 
     def kv_shape(self, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
         """Height and width of the map of keys and values, for queries on a map ``(H, W)``."""
-        height, width = (ceil_div(side, self.frame.sr_ratio) for side in hw_shape)
-        return height, width
+        height, width = hw_shape
+        ratio = self.frame.sr_ratio
+        return (height, width) if ratio == 1 else (ceil_div(height, ratio), ceil_div(width, ratio))
 
     def project(self, x: Tensor, hw_shape: Tuple[int, int]) -> Projected:
         """Tokens ``(B, N, C)`` to queries, keys, values and the gate."""

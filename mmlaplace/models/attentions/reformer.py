@@ -13,7 +13,7 @@ from mmlaplace.ops.precision import no_autocast, upcast
 from ..layers import softmax_attention
 from ..layers.checks import check_counts
 from ..layers.pairs import check_pairs_fit
-from ..layers.tables import computed_once
+from ..layers.tables import computed_once, numbers
 from ..layers.unit_vectors import unit_vectors
 from .base import QKVAttention
 from .frame import Frame
@@ -146,7 +146,7 @@ class ReformerAttention(QKVAttention):
         turned = (q @ rotation for rotation in rotations)  # (B, heads, N, buckets / 2)
         bucket = torch.stack([torch.cat([t, -t], dim=-1).argmax(-1) for t in turned], dim=2)
         bucket = F.pad(bucket, (0, padded - q.shape[2]), value=MOST_BUCKETS)
-        place = torch.arange(padded, device=q.device)
+        place = computed_once(numbers, padded, like=q)
         return (bucket * padded + place).argsort(-1)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:

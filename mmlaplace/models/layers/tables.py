@@ -76,6 +76,11 @@ def computed_once(compute: Callable[..., Table], *sizes: Hashable, like: Tensor)
     return table
 
 
+def numbers(count: int, device: torch.device) -> Tensor:
+    """The table of 0, 1, … up to ``count - 1``."""
+    return torch.arange(count, device=device)
+
+
 def forget_tables() -> None:
     """Let go of all tables, and of their memory. They are computed again when they are needed.
 
