@@ -67,9 +67,13 @@ class EfficientLinearAttention(QKVAttention):
         return efficient_attention(q, k, v)
 
     def forward(
-        self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
+        self,
+        x: Tensor,
+        hw_shape: Tuple[int, int],
+        mask: Optional[Tensor] = None,
+        source: Optional[Tensor] = None,
     ) -> Tensor:
-        out = super().forward(x, hw_shape, mask)
+        out = super().forward(x, hw_shape, mask, source)
         return out + x if self.residual else out
 
 

@@ -10,6 +10,7 @@ from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import softmax_attention
 from ..layers.checks import check_counts
+from ..layers.tables import computed_once
 from .base import QKVAttention
 
 BACKENDS = ('auto', 'natten', 'reference')
@@ -61,6 +62,16 @@ def axis_tiles(side: int, kernel_size: int, dilation: int, device: torch.device)
     slots = tile_of * count + step - start.flatten()[tile_of]
     queries, keys = (steps * dilation + residue for steps in (query, key))
     return AxisTiles(queries.flatten(0, 1), keys.flatten(0, 1), seen.flatten(0, 1), slots)
+
+
+def tiles_of_map(
+    height: int, width: int, kernel_size: int, dilation: int, device: torch.device
+) -> Tuple[AxisTiles, AxisTiles, Tensor]:
+    """Tiles of rows and of columns, and which keys their queries see, ``(1, tiles, t², w²)``."""
+    rows = axis_tiles(height, kernel_size, dilation, device)
+    columns = axis_tiles(width, kernel_size, dilation, device)
+    seen = rows.seen[:, None, :, None, :, None] & columns.seen[:, None, :, None]
+    return rows, columns, seen.flatten(4).flatten(2, 3).flatten(0, 1)[None]
 
 
 def cut(x: Tensor, hw_shape: Tuple[int, int], rows: Tensor, columns: Tensor) -> Tensor:
@@ -149,11 +160,8 @@ class NeighborhoodAttention(QKVAttention):
         fits = all(side >= self.kernel_size * self.dilation for side in hw_shape)
         if self.has_natten and fits and (q.is_cuda or self.backend == 'natten'):
             return self._by_natten(q, k, v, hw_shape)
-        rows, columns = (
-            axis_tiles(side, self.kernel_size, self.dilation, q.device) for side in hw_shape
-        )
-        seen = rows.seen[:, None, :, None, :, None] & columns.seen[:, None, :, None]
-        seen = seen.flatten(4).flatten(2, 3).flatten(0, 1)[None]  # (1, tiles, queries, keys)
+        sizes = self.kernel_size, self.dilation
+        rows, columns, seen = computed_once(tiles_of_map, *hw_shape, *sizes, like=q)
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
             query = cut(query, hw_shape, rows.queries, columns.queries)

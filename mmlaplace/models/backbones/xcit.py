@@ -10,7 +10,7 @@ from mmengine.model import BaseModule, ModuleList, Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from mmlaplace.ops.precision import no_autocast, upcast
+from mmlaplace.ops.precision import no_autocast, wide_dtype
 
 from ...checkpoints.conversion import NameTable, Rows, within
 from ...checkpoints.dense import DenseModel
@@ -20,6 +20,7 @@ from ..layers import feature_map, map_to_tokens, tokens_to_map
 from ..layers.class_attention import ClassAttention
 from ..layers.feature_map import channels_last, shape_of_map
 from ..layers.local_patch import XCABlock
+from ..layers.tables import computed_once
 from ..pyramid import Family, PyramidBackbone, Stage, arch, arguments
 
 PATCH_SIZES = (16, 8)
@@ -90,18 +91,22 @@ class FourierPositions(BaseModule):
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)``."""
-        height, width = hw_shape
         with no_autocast(x.device):
-            (like,) = upcast(x[:0])
-            rows = _waves(height, like)[:, None].expand(height, width, 2 * WAVES)
-            columns = _waves(width, like)[None].expand(height, width, 2 * WAVES)
-            waves = torch.cat([rows, columns], dim=-1).permute(2, 0, 1)[None]  # (1, 64, H, W)
+            waves = computed_once(waves_of_map, *hw_shape, wide_dtype(x), like=x)
         waves = self.projection(waves.to(self.projection.weight.dtype))
         return self.drop(x + map_to_tokens(waves).to(x.dtype))
 
 
 def _positions(embed_dims: int, resolution: tuple, drop_rate: float) -> FourierPositions:
     return FourierPositions(embed_dims, drop_rate)
+
+
+def waves_of_map(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The waves of each row and of each column, ``(1, 64, H, W)``."""
+    like = torch.empty(0, dtype=dtype, device=device)
+    rows = _waves(height, like)[:, None].expand(height, width, 2 * WAVES)
+    columns = _waves(width, like)[None].expand(height, width, 2 * WAVES)
+    return torch.cat([rows, columns], dim=-1).permute(2, 0, 1)[None]
 
 
 def _waves(count: int, like: Tensor) -> Tensor:

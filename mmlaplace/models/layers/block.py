@@ -266,6 +266,8 @@ class TransformerBlock(Block):
         torch.Size([1, 45, 64])
     """
 
+    gives_residual = False  # whether an attention with filters_from='residual' gets x too
+
     def __init__(
         self,
         embed_dims: int,
@@ -306,20 +308,15 @@ class TransformerBlock(Block):
             (self.cpe2, self.norm2, self.ffn, self.scale2),
         ]
 
-    def output_of(
-        self, branch: Callable, normed: Tensor, x: Tensor, hw_shape: Tuple[int, int]
-    ) -> Tensor:
-        """What a branch gives for normed tokens.
-
-        A block with a branch that also reads the tokens ``x`` before the norm overrides it.
-        """
-        return branch(normed, hw_shape)
-
     def _forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         for cpe, norm, branch, scale in self.branches():  # x: (B, N, C)
             if cpe is not None:
                 x = x + cpe(x, hw_shape)
-            out = self.output_of(branch, norm(x) if self.norm_first else x, x, hw_shape)
+            normed = norm(x) if self.norm_first else x
+            if self.gives_residual and getattr(branch, 'filters_from', None) == 'residual':
+                out = branch(normed, hw_shape, residual=x)
+            else:
+                out = branch(normed, hw_shape)
             x = x + self.drop_path(out if scale is None else scale(out))
             if not self.norm_first:
                 x = norm(x)
