@@ -24,6 +24,8 @@ from .rep_norm import PRepBN
 
 DROP_PATH_PER = ('sample', 'element')
 FFN_LAYERS: Tuple[Any, ...] = (nn.Linear, nn.GELU, nn.Dropout, nn.Linear, nn.Dropout)
+# A user may set another forward for a whole class.
+TORCHS_FORWARDS = (nn.Linear.forward, nn.GELU.forward, nn.Dropout.forward)
 
 
 class DropPath(nn.Module):
@@ -102,6 +104,20 @@ def are_untouched(layers: Iterable[nn.Module]) -> bool:
         if 'forward' in layer.__dict__:
             return False
     return True
+
+
+def are_torchs_ffn(layers: Tuple[Any, ...]) -> bool:
+    """Whether these are the layers of an FFN with GELU, and no user has changed one of them.
+
+    A hook, another forward of a layer or of its class, a subclass, a parametrization, and a weight
+    of another class of tensors are such changes.
+    """
+    if tuple(map(type, layers)) != FFN_LAYERS or not are_untouched(layers):
+        return False
+    if (nn.Linear.forward, nn.GELU.forward, nn.Dropout.forward) != TORCHS_FORWARDS:
+        return False
+    first, _, _, second, _ = layers
+    return type(first.weight) in PLAIN and type(second.weight) in PLAIN
 
 
 class FFN(BaseModule):
@@ -188,16 +204,12 @@ class FFN(BaseModule):
                 return False
         elif torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0:
             return False
-        layers: Any = self.layers._modules.values()
-        if not are_untouched(layers):
+        layers = tuple(self.layers._modules.values())
+        if not are_torchs_ffn(layers):
             return False
-        for layer, kind in zip(layers, FFN_LAYERS):
-            if (
-                type(layer) is not kind
-                or (kind is nn.Dropout and layer.training and layer.p > 0)
-                or (kind is nn.Linear and type(layer.weight) not in PLAIN)
-            ):
-                return False
+        _, _, dropout, _, last = layers
+        if (dropout.training and dropout.p > 0) or (last.training and last.p > 0):
+            return False
         return type(x) in PLAIN and x.is_cpu and x.layout == torch.strided and not x.is_nested
 
 
