@@ -308,10 +308,11 @@ SAME = dict(rtol=0, atol=1e-8)
 
 
 def test_blocks_drop_no_path_while_they_learn_the_old_ones():
-    """A copy of the old blocks has nothing to learn."""
+    """A copy of the old blocks has nothing to learn, also of a model in training mode."""
     host = dict(HOSTS['DeiT'], drop_path_rate=0.5)
     new, old = Task(build(host)), Task(build(host))
     new.load_state_dict(old.state_dict())
+    old.train()
     places = linearizing.softmax_places(old.backbone)
     done = linearizing.distill(new, old, places, labelled, linearizing.Schedule(1, 0, loss='block'))
     assert done['layers']['losses'] == [0.0]
