@@ -56,7 +56,7 @@ def test_in_bf16_it_gives_what_autocast_gives():
 @torch.inference_mode()
 def test_any_number_of_tokens(layer, arguments, rows):
     packed, x = optimize(layer), torch.randn(1, rows, 16)
-    assert isinstance(packed, Packed)
+    assert isinstance(packed, Packed) and not packed.training
     # Sums of up to 64 products of order 1.
     torch.testing.assert_close(packed(x, *arguments), layer(x, *arguments), rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError, match=r'tokens \(..., 16\), got shape \(3, 15\)'):
@@ -86,6 +86,7 @@ def test_torchs_encoder_keeps_the_linears_that_it_reads(nested):
     padding = torch.arange(5) >= torch.tensor([[5], [3]])
     model.eval()
     assert type(packed['head']) is PackedLinear
+    assert type(packed['encoder'].layers[0].linear1) is nn.Linear
     with torch.inference_mode():  # in which torch computes with the weights themselves
         found, expected = (
             one['head'](one['encoder'](x, src_key_padding_mask=padding)) for one in (packed, model)
@@ -152,6 +153,9 @@ def test_a_copy_has_hooks_and_a_forward_of_its_own(layer):
     patched['layer'].forward = lambda *inputs: inputs[0]
     assert torch.equal(result(copy.deepcopy(hooked)), 10 * expected)
     assert torch.equal(result(copy.deepcopy(patched)), x)
+    if isinstance(layer, nn.Linear):
+        hooked['layer'].bias.add_(1)
+        torch.testing.assert_close(result(hooked), 10 * (expected + 1))
     assert torch.equal(result(model), expected)
 
 

@@ -150,6 +150,8 @@ def test_a_sequence_of_padding_alone_gets_the_bias():
     x, memory = torch.randn(2, 2, N, C, dtype=torch.float64)
     out, weights = module(x, memory, memory, torch.tensor([[False], [True]]).expand(2, N))
     assert weights is None
+    floats = torch.tensor([[0.0], [float('-inf')]]).expand(2, N)
+    torch.testing.assert_close(module(x, memory, memory, floats)[0], out)
     torch.testing.assert_close(out[1], module.out_proj.bias.expand(N, -1))
 
 
@@ -230,6 +232,7 @@ def test_weights_of_torch_load_under_their_names():
         ({}, dict(attn_mask=torch.zeros(6, 6)), 'LinearAttention mixes all keys for all queries'),
         ({}, dict(key_padding_mask=torch.zeros(6, 2)), r'must be \(2, 6\) for a key'),
         ({}, dict(key_padding_mask=torch.rand(2, 6)), 'only 0 and -inf'),
+        ({}, dict(key_padding_mask=-torch.rand(2, 6)), 'only 0 and -inf'),
         ({}, dict(value=torch.zeros(2, 5, C)), r'key and value must be of the same tokens'),
         ({}, dict(query=torch.zeros(1, 5, C)), r'of one batch, got \(1, 5, 32\) and \(2, 6, 32\)'),
         (dict(self_attention=True), dict(query=torch.zeros(2, 5, C)), 'set self_attention=False'),
