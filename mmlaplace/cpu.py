@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._C import _functorch
 from torch.autograd import forward_ad
 
-from .models.layers.block import FFN, TORCHS_FORWARDS, are_torchs_ffn, are_untouched
+from .models.layers.block import FFN, TORCHS_FORWARDS, are_untouched
 from .ops.backend import exporting
 from .ops.gelu_ffn import PLAIN, block_rows, has_onednn, in_blocks, in_order, onednn_linear
 
@@ -33,8 +33,9 @@ def optimize(
     rounding.
 
     A layer stays as it is if a user has changed it: by a hook of any kind, another ``forward``, a
-    subclass, a parametrization, or a weight of another class of tensors. So do the linears of
-    ``torch.nn.TransformerEncoderLayer``, which computes with their weights and does not call them.
+    subclass, a parametrization, a parameter of its own, or a weight of another class of tensors. So
+    do the linears of ``torch.nn.TransformerEncoderLayer``, which computes with their weights and
+    does not call them.
 
     The packed layers have no parameters: they cannot train, load weights, be saved, move to a GPU
     or be exported, and they have no derivatives. Graphs of torch.compile break at them. So load the
@@ -92,7 +93,7 @@ def optimize(
         model = copy.deepcopy(model, {id(layer): new for layer, new in packed.items()})
     for part in model.modules():
         if not isinstance(part, Packed) and any(isinstance(p, Packed) for p in part.modules()):
-            part._apply = MethodType(convert_all_or_none, part)
+            part.__dict__['_apply'] = MethodType(convert_all_or_none, part)
             part._register_load_state_dict_pre_hook(refuse_weights)
     return model.eval()
 
@@ -106,7 +107,7 @@ def pack_parts(
         module: The module, which does not change.
         dtype: Of the new layers.
         packed: The new layers by the old ones.
-        name: Of the module in the model.
+        name: Of the module in the model. Default: ''.
 
     Raises:
         ValueError: For a linear of bf16 that would become fp32.
@@ -120,7 +121,8 @@ def pack_parts(
                     f'optimize: the weight of {path or "the model"} is {part.weight.dtype}, and '
                     f'dtype is {dtype}; pass dtype={part.weight.dtype}, or call model.float() first'
                 )
-        packed[module] = (PackedFFN if isinstance(module, FFN) else PackedLinear)(module, dtype)
+        kind: Any = PackedFFN if isinstance(module, FFN) else PackedLinear
+        packed[module] = kind(module, dtype)
         return
     for child_name, child in module.named_children():
         of_child = dtype
@@ -144,10 +146,9 @@ def can_be_packed(module: nn.Module) -> bool:
         return own and has_plain_weights(module)
     if type(module) is not FFN or parts != {'layers'} or FFN.forward is not FFN_FORWARD:
         return False
-    layers: Any = tuple(module.layers._modules.values())
-    if not are_torchs_ffn(layers):
+    if not module.is_one_op(torch.empty(0), in_eval=True):
         return False
-    first, _, _, second, _ = layers
+    first, _, _, second, _ = module.layers
     return (
         has_plain_weights(first)
         and has_plain_weights(second)
@@ -353,8 +354,7 @@ class PackedFFN(Packed):
         self.hidden, self.out_features = first.weight.shape[0], second.weight.shape[0]
         self.approximate = act.approximate
         self.first, self.first_bias = self.pack(first)
-        self.second, bias = self.pack(second)
-        self.second_bias = torch.zeros(self.out_features, dtype=dtype) if bias is None else bias
+        self.second, self.second_bias = self.pack(second)
 
     def packed_weights(self) -> Tuple[Tensor, ...]:
         return self.first, self.second

@@ -106,20 +106,6 @@ def are_untouched(layers: Iterable[nn.Module]) -> bool:
     return True
 
 
-def are_torchs_ffn(layers: Tuple[Any, ...]) -> bool:
-    """Whether these are the layers of an FFN with GELU, and no user has changed one of them.
-
-    A hook, another forward of a layer or of its class, a subclass, a parametrization, and a weight
-    of another class of tensors are such changes.
-    """
-    if tuple(map(type, layers)) != FFN_LAYERS or not are_untouched(layers):
-        return False
-    if (nn.Linear.forward, nn.GELU.forward, nn.Dropout.forward) != TORCHS_FORWARDS:
-        return False
-    first, _, _, second, _ = layers
-    return type(first.weight) in PLAIN and type(second.weight) in PLAIN
-
-
 class FFN(BaseModule):
     """Linear, an optional depthwise convolution, an activation, linear.
 
@@ -191,8 +177,8 @@ class FFN(BaseModule):
             x = act(x) if self.act_twice else x
         return last(second(x))
 
-    def is_one_op(self, x: Tensor) -> bool:
-        """Whether the layers compute nothing else than the op does.
+    def is_one_op(self, x: Tensor, in_eval: bool = False) -> bool:
+        """Whether the layers compute nothing else than the op does, or would do so in eval mode.
 
         A user may have replaced, parametrised or hooked them. Other classes of tensors, such as
         those of quantised and of sharded weights, know few functions. Exported graphs have torch's
@@ -204,11 +190,16 @@ class FFN(BaseModule):
                 return False
         elif torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0:
             return False
-        layers = tuple(self.layers._modules.values())
-        if not are_torchs_ffn(layers):
+        layers: Any = tuple(self.layers._modules.values())
+        if tuple(map(type, layers)) != FFN_LAYERS or not are_untouched(layers):
             return False
-        _, _, dropout, _, last = layers
-        if (dropout.training and dropout.p > 0) or (last.training and last.p > 0):
+        if (nn.Linear.forward, nn.GELU.forward, nn.Dropout.forward) != TORCHS_FORWARDS:
+            return False
+        first, _, dropout, second, last = layers
+        if type(first.weight) not in PLAIN or type(second.weight) not in PLAIN:
+            return False
+        drops = (dropout.training and dropout.p > 0) or (last.training and last.p > 0)
+        if drops and not in_eval:
             return False
         return type(x) in PLAIN and x.is_cpu and x.layout == torch.strided and not x.is_nested
 
