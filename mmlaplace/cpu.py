@@ -99,13 +99,16 @@ def optimize(
 
 
 def pack_parts(
-    module: nn.Module, dtype: torch.dtype, packed: Dict[nn.Module, 'Packed'], name: str = ''
+    module: nn.Module,
+    dtype: Optional[torch.dtype],
+    packed: Dict[nn.Module, 'Packed'],
+    name: str = '',
 ) -> None:
     """Add to ``packed`` the new layer of each part of a module that can have one.
 
     Args:
         module: The module, which does not change.
-        dtype: Of the new layers.
+        dtype: Of the new layers. None leaves each its own.
         packed: The new layers by the old ones.
         name: Of the module in the model. Default: ''.
 
@@ -116,7 +119,10 @@ def pack_parts(
         return
     if can_be_packed(module):
         for path, part in module.named_modules(prefix=name):
-            if isinstance(part, nn.Linear) and part.weight.dtype == torch.bfloat16 != dtype:
+            if not isinstance(part, nn.Linear):
+                continue
+            dtype = dtype or part.weight.dtype
+            if part.weight.dtype == torch.bfloat16 != dtype:
                 raise ValueError(
                     f'optimize: the weight of {path or "the model"} is {part.weight.dtype}, and '
                     f'dtype is {dtype}; pass dtype={part.weight.dtype}, or call model.float() first'
@@ -125,15 +131,12 @@ def pack_parts(
         packed[module] = kind(module, dtype)
         return
     for child_name, child in module.named_children():
-        of_child = dtype
-        if isinstance(child, nn.Linear):
-            # In eval mode, torch computes with the weights of these, and calls none of them.
-            if isinstance(module, nn.TransformerEncoderLayer):
-                continue
-            # Such an attention turns autocast off for its linears, but for the last one.
-            if getattr(module, 'projects_in_fp32', False) and child_name != 'proj':
-                of_child = child.weight.dtype
-        pack_parts(child, of_child, packed, f'{name}.{child_name}'.lstrip('.'))
+        # In eval mode, torch computes with the weights of these, and calls none of them.
+        if isinstance(child, nn.Linear) and isinstance(module, nn.TransformerEncoderLayer):
+            continue
+        in_fp32 = child_name in getattr(module, 'parts_in_fp32', ())
+        path = f'{name}.{child_name}'.lstrip('.')
+        pack_parts(child, None if in_fp32 else dtype, packed, path)
 
 
 def can_be_packed(module: nn.Module) -> bool:

@@ -13,10 +13,17 @@ from torch.autograd import forward_ad
 
 import mmlaplace.cpu
 from mmlaplace.cpu import Packed, PackedFFN, PackedLinear, optimize
-from mmlaplace.models import EcoFormerAttention, LaplacianFormer, PyramidBackbone
+from mmlaplace.models import (
+    BaseAttention,
+    EcoFormerAttention,
+    LaplacianFormer,
+    PyramidBackbone,
+    ScaledCosineAttention,
+)
 from mmlaplace.models.layers import FFN
 from mmlaplace.ops.gelu_ffn import has_onednn
 
+SIZES = dict(num_heads=2, input_resolution=(8, 8))
 pytestmark = pytest.mark.skipif(not has_onednn(torch.float32), reason='torch has no oneDNN')
 
 
@@ -80,6 +87,7 @@ def test_layers_of_other_classes_and_with_parts_of_their_own_stay():
 @pytest.mark.parametrize('nested', [True, False])
 def test_torchs_encoder_keeps_the_linears_that_it_reads(nested):
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    layer.self_attn.out_proj = nn.Linear(16, 16)  # torch reads its weights too
     model = nn.ModuleDict(dict(encoder=nn.TransformerEncoder(layer, 2), head=nn.Linear(16, 4)))
     model['encoder'].use_nested_tensor = nested
     packed, x = optimize(model), torch.randn(2, 5, 16)
@@ -179,15 +187,38 @@ def test_a_packed_ffn_has_the_gelu_of_its_config_and_may_lack_biases(approximate
 
 @pytest.mark.skipif(not has_onednn(torch.bfloat16), reason='this CPU has no bf16')
 @torch.inference_mode()
-def test_an_attention_that_projects_in_fp32_does_so_in_bf16_too():
-    attention, x = EcoFormerAttention(64, 2, (14, 14)).eval(), torch.randn(2, 196, 64)
+@pytest.mark.parametrize('kind', [EcoFormerAttention, ScaledCosineAttention])
+def test_parts_that_compute_in_fp32_under_any_autocast_do_so_in_bf16_too(kind):
+    attention, x = kind(64, 2, (14, 14)).eval(), torch.randn(2, 196, 64)
     exact, packed = attention(x, (14, 14)), optimize(attention, torch.bfloat16)
     with torch.autocast('cpu', torch.bfloat16):
         of_autocast, found = (
             (model(x, (14, 14)) - exact).norm() / exact.norm() for model in (attention, packed)
         )
-    assert found < 1.5 * of_autocast  # signs of bf16's queries make it three times as large
-    assert packed.qkv.dtype == torch.float32 and packed.proj.dtype == torch.bfloat16
+    # Only sums have another order. In bf16, signs of queries make it three times as large.
+    assert found < 1.1 * of_autocast
+    dtypes = {name: part.dtype for name, part in packed.named_modules() if isinstance(part, Packed)}
+    full = [name for name, dtype in dtypes.items() if dtype == torch.float32]
+    assert full and all(name.startswith(('qkv', 'offset_bias')) for name in full)
+    assert dtypes['proj'] == torch.bfloat16
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize('name', registered(BaseAttention))
+@torch.inference_mode()
+def test_no_attention_hides_that_it_computes_a_linear_in_fp32(name):
+    attention, found = MODELS.build(dict(type=name, embed_dims=32, **SIZES)).eval(), []
+
+    def note(linear, inputs):
+        if not torch.is_autocast_cpu_enabled():
+            found.extend(path for path, part in attention.named_modules() if part is linear)
+
+    for part in attention.modules():
+        if type(part) is nn.Linear:
+            part.register_forward_pre_hook(note)
+    with torch.autocast('cpu', torch.bfloat16):
+        attention(torch.randn(1, 64, 32), (8, 8))
+    assert {path.partition('.')[0] for path in found} == {*attention.parts_in_fp32}
 
 
 @pytest.mark.skipif(not has_onednn(torch.bfloat16), reason='this CPU has no bf16')

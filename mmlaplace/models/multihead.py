@@ -284,7 +284,7 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
             weights = self.in_proj_weight.chunk(3)
         biases: Any = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         of_query, of_key, of_value = zip((query, key, value), weights, biases)
-        in_full = self.attn.projects_in_fp32
+        in_full = 'qkv' in self.attn.parts_in_fp32
 
         def projected(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
             return F.linear(x.to(weight.dtype) if in_full else x, weight, bias)
