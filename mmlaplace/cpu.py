@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._C import _functorch
 from torch.autograd import forward_ad
 
-from .models.layers.block import FFN, TORCHS_FORWARDS, are_untouched
+from .models.layers.block import FFN, TORCHS_FORWARDS, are_untouched, has_hooks
 from .ops.backend import exporting
 from .ops.gelu_ffn import PLAIN, block_rows, has_onednn, in_blocks, in_order, onednn_linear
 
@@ -141,7 +141,7 @@ def pack_parts(
 
 def can_be_packed(module: nn.Module) -> bool:
     """Whether a module is a linear layer or an FFN that a packed layer can take the place of."""
-    if not are_untouched([module]) or not all(map(has_no_hooks, module.modules())):
+    if not are_untouched([module]) or any(map(has_hooks, module.modules())):
         return False
     parts = {*module._parameters, *module._buffers, *module._modules}
     if type(module) is nn.Linear:
@@ -157,11 +157,6 @@ def can_be_packed(module: nn.Module) -> bool:
         and has_plain_weights(second)
         and first.weight.shape[0] == second.weight.shape[1]
     )
-
-
-def has_no_hooks(module: nn.Module) -> bool:
-    """Whether a module has no hook of any kind, of which torch has a dict each."""
-    return not any(value for name, value in module.__dict__.items() if name.endswith('_hooks'))
 
 
 def has_plain_weights(linear: Any) -> bool:

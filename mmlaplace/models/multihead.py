@@ -13,6 +13,7 @@ from mmlaplace.ops import exporting
 from mmlaplace.ops.precision import no_autocast
 
 from .attentions import Projected
+from .layers.block import has_hooks
 from .layers.padding import equal_lengths, places_of, taken
 from .mixing_rule import mixing_rule, options_of_rule
 from .pyramid.options import attention_class, takes
@@ -128,9 +129,16 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
         and a gate are new.
 
         Raises:
-            ValueError: For a module without a plain tensor of each name, such as one with a
-                spectral norm, and as the class.
+            ValueError: For a module with hooks or with another forward than torch's, which would be
+                lost, for one without a plain tensor of each name, such as one with a spectral norm,
+                and as the class.
         """
+        changed = getattr(module.forward, '__func__', None) is not nn.MultiheadAttention.forward
+        if changed or has_hooks(module):
+            raise ValueError(
+                f'this {type(module).__name__} has {"another forward" if changed else "hooks"}, '
+                'which a new attention would lose; swap first, and change the new one'
+            )
         kind = attention_class(options_of_rule(attn_cfg)['type'])
         weight = module.out_proj.weight
         new = cls(

@@ -328,6 +328,11 @@ def test_detr_of_a_config_has_the_rule_in_its_encoder(monkeypatch):
             MODELS.build(dict(type='ModelWithAttentions', model_type='SOFTT', attentions=wrong))
 
 
+class Reversed(nn.MultiheadAttention):
+    def forward(self, query, key, value, **options):
+        return super().forward(query, key.flip(0), value, **options)
+
+
 class AttendsOnly(BaseModule):
     def __init__(self, of_part=None, init_cfg=None):
         super().__init__(init_cfg)
@@ -367,6 +372,24 @@ def test_an_attention_of_two_names_stays_one_and_one_alone_is_told():
         with pytest.raises(ValueError, match=said):
             swap_multihead_attention(of, {}, names)
     assert not isinstance(some[0], LinearMultiheadAttention)
+
+
+@pytest.mark.parametrize(
+    ('change', 'said'),
+    [
+        (lambda part: part.register_forward_hook(lambda module, x, out: None), 'hooks'),
+        (lambda part: part.register_full_backward_hook(lambda *_: None), 'hooks'),
+        (lambda part: part._register_state_dict_hook(lambda *_: None), 'hooks'),
+        (lambda part: setattr(part, 'forward', lambda *inputs, **options: inputs), 'another forw'),
+        (lambda part: setattr(part, '__class__', Reversed), 'this Reversed has another forward'),
+    ],
+)
+def test_what_a_user_changed_is_not_lost_in_silence(change, said):
+    model = nn.ModuleList(nn.MultiheadAttention(C, HEADS) for _ in range(2))
+    change(model[1])
+    with pytest.raises(ValueError, match=f'{said}.* swap first'):
+        swap_multihead_attention(model, {})
+    assert type(model[0]) is nn.MultiheadAttention
 
 
 @torch.no_grad()

@@ -106,6 +106,11 @@ def are_untouched(layers: Iterable[nn.Module]) -> bool:
     return True
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has a hook of any kind, of which torch has a dict each."""
+    return any(value for name, value in module.__dict__.items() if name.endswith('_hooks'))
+
+
 class FFN(BaseModule):
     """Linear, an optional depthwise convolution, an activation, linear.
 
