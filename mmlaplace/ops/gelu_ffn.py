@@ -112,9 +112,9 @@ def in_blocks(
     rows: Tensor,
     step: int,
     first: Tensor,
-    first_bias: Tensor,
+    first_bias: Bias,
     second: Tensor,
-    second_bias: Tensor,
+    second_bias: Bias,
     approximate: str,
 ) -> Tensor:
     """The op of rows ``(rows, C)``, for ``step`` rows at a time."""
@@ -122,7 +122,7 @@ def in_blocks(
     if len(rows) <= step:
         hidden = linear(rows, first, first_bias, 'gelu', [], approximate)
         return linear(hidden, second, second_bias, 'none', [], '')
-    out = rows.new_empty(len(rows), len(second_bias))
+    out = rows.new_empty(len(rows), second.shape[0])
     for part, to in zip(rows.split(step), out.split(step)):
         hidden = linear(part, first, first_bias, 'gelu', [], approximate)
         to.copy_(linear(hidden, second, second_bias, 'none', [], ''))

@@ -51,6 +51,7 @@ class BaseAttention(KnownOptions, BaseModule):
             ``''`` if it can: ``'its stripes are rows and columns of a map'``.
         same_tokens: Why keys must be of the same tokens as the queries, or ``''``.
         mixes_queries: Whether an output depends on other queries than its own.
+        parts_in_fp32: Names of the submodules that compute in fp32 under any autocast.
 
     Raises:
         TypeError: For an unknown option. The message names the known options.
@@ -64,6 +65,7 @@ class BaseAttention(KnownOptions, BaseModule):
     no_multihead = 'it has one input, and no queries, keys and values of a caller'
     same_tokens = ''
     mixes_queries = False
+    parts_in_fp32: Tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -166,7 +168,6 @@ class QKVAttention(BaseAttention):
     frame = Frame()
     kwargs_options = tuple(field.name for field in fields(Frame))
     no_multihead = ''
-    projects_in_fp32 = False
     rotates_features = False
     rotates_in_mix = False
     num_prefix_tokens = 0

@@ -85,7 +85,7 @@ class EcoFormerAttention(QKVAttention):
     not_promised = dict(gradients='signs have the gradient of their argument')
     same_tokens = 'its keys are the queries'
     mixes_queries = True
-    projects_in_fp32 = True
+    parts_in_fp32 = ('qkv',)
     tested_options = (dict(offset='own', num_bits=8), dict(rope=True, lepe_kernel=3))
 
     def __init__(

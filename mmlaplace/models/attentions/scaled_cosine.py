@@ -63,6 +63,7 @@ class ScaledCosineAttention(QKVAttention):
     fixed_options = ('sr_ratio', 'qkv')
     no_multihead = 'its bias is of the offset of two places on a map'
     tested_options = (dict(pretrained_window=6),)
+    parts_in_fp32 = ('offset_bias',)
 
     def __init__(
         self,
