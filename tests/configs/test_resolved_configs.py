@@ -27,6 +27,12 @@ LEAVES = {
 # Wanted changes since the record, each with three parts: a pattern of configs' names, a pattern of
 # lines `key = value`, and the line or lines that replace a match. An empty line is dropped.
 CHANGES: list = [
+    # Before their first step, all runs are checked.
+    (
+        '',
+        r"^default_hooks\.checkpoint\.type = 'AtomicCheckpointHook'",
+        r"\g<0>\ndefault_hooks.first_checks.type = 'FirstChecksHook'",
+    ),
     # Sides that 32 does not divide are rounded as in the authors' code.
     (
         'segmentation/(agent/agent-pvt|xcit/|cswin/.*_upernet)',
