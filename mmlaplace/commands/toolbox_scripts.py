@@ -49,10 +49,10 @@ def check_checkpoints(script: Path) -> Config:
     cfg.work_dir = getattr(args, 'work_dir', None) or default
     if getattr(args, 'amp', False):
         cfg.merge_from_dict({'optim_wrapper.type': 'AmpOptimWrapper'})
-    checked = is_on(cfg)
-    if checked:
+    compared = is_on(cfg)  # the weights with the model, when it is built
+    if compared:
         try:
-            check_config(cfg)
+            check_config(cfg, train=script.name == 'train.py')
         except FirstCheckError as error:
             sys.exit(str(error))
     resume = getattr(args, 'resume', None) or cfg.get('resume')
@@ -80,7 +80,7 @@ def check_checkpoints(script: Path) -> Config:
                 sys.exit(f'{error}\n{run_by_toolbox(script)}')
         folder = os.path.isdir(os.path.expanduser(checkpoint))
         is_main = os.environ.get('RANK', os.environ.get('SLURM_PROCID', '0')) == '0'
-        if is_main and (folder or not checked):
+        if is_main and (folder or not compared):
             sys.stderr.write(
                 f'warning: mmengine loads {checkpoint}, and only logs weights that do not fit'
                 + ('. It runs any code in the files of a folder\n' if folder else '\n')

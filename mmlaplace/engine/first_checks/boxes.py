@@ -1,6 +1,7 @@
 """Boxes in COCO's format: whether the classes, the categories, the images and the boxes fit."""
 
 import json
+import logging
 import os
 from collections import Counter
 from typing import Any, Dict, List, Optional
@@ -139,7 +140,9 @@ def _check_left(content: Dict[str, Any], path: str, classes: tuple, split: str) 
     message = f'{path}: {kept} of {len(annotations)} boxes are of the classes {shown(classes)}'
     doubtful = [texts[reason] for reason in lost if reason in ('image', 'category')]
     if doubtful:
-        print_log(f'{message}; the rest is lost, as {"; ".join(doubtful)}', 'current', 30)
+        print_log(
+            f'{message}; the rest is lost, as {"; ".join(doubtful)}', 'current', logging.WARNING
+        )
 
 
 _SENTENCES = {

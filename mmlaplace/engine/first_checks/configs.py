@@ -9,17 +9,22 @@ from mmengine.device import get_device
 from ...checkpoints.released import is_released, released_place
 from .errors import FirstCheckError
 
+# What loads weights. Other variables of a config are for the config alone.
+LOADING = ('load_from', 'model', 'custom_hooks')
+
 
 def is_on(cfg: Config) -> bool:
     """Whether a config has the first checks. ``first_checks = False`` leaves them out."""
     return bool(cfg.get('first_checks', True))
 
 
-def check_config(cfg: Config) -> None:
+def check_config(cfg: Config, train: bool = True) -> None:
     """Check all that needs no data, no network and no model.
 
     Args:
         cfg: The config of a run.
+        train: Whether the run trains. A test builds no optimizer, and loads no ``init_cfg``.
+            Default: True.
 
     Raises:
         FirstCheckError: For a name ``mmlaplace://NAME`` without released weights, for a ``device``
@@ -30,12 +35,15 @@ def check_config(cfg: Config) -> None:
         >>> from mmlaplace.engine import check_config
         >>> check_config(Config(dict(load_from='mmlaplace://ravlt-tiny')))
     """
-    for checkpoint in filter(is_released, _texts(cfg.to_dict())):
+    parts = LOADING if train else ('load_from',)
+    for checkpoint in filter(is_released, _texts([cfg.get(part) for part in parts])):
         try:
             released_place(checkpoint)
         except ValueError as error:
             raise FirstCheckError(f'{checkpoint}: {error}') from None
     _check_device(cfg)
+    if train:
+        _check_precision(cfg)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -58,9 +66,12 @@ def _check_device(cfg: Config) -> None:
         raise FirstCheckError(
             f'device={asked!r} has no effect: mmengine takes the {taken} by itself; {fix}'
         )
+
+
+def _check_precision(cfg: Config) -> None:
     wrapper = cfg.get('optim_wrapper') or {}
     kind = wrapper.get('type') if isinstance(wrapper, dict) else None
-    if taken == 'cpu' and getattr(kind, '__name__', kind) == 'AmpOptimWrapper':
+    if get_device() == 'cpu' and getattr(kind, '__name__', kind) == 'AmpOptimWrapper':
         raise FirstCheckError(
             '--amp (an AmpOptimWrapper) needs a GPU, and torch finds none here; leave out --amp, '
             "or set optim_wrapper.type='OptimWrapper'"

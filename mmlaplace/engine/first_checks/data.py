@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -23,7 +23,15 @@ from .leaves import (
     source_of,
     throwaway,
 )
-from .masks import check_masks
+from .masks import check_masks, check_same_zero
+
+# By the toolbox: checks of a data set and the model, and of a data set and that of training.
+OF_MODEL: Dict[str, Sequence[Callable]] = dict(
+    mmpretrain=(check_labels,), mmdet=(check_heads,), mmseg=(check_heads, check_masks)
+)
+OF_TWO: Dict[str, Sequence[Callable]] = dict(
+    mmpretrain=(check_same_folders,), mmseg=(check_same_zero,)
+)
 
 
 def check_data(datasets: Mapping[str, Any], model: Any, scope: Optional[str]) -> List[str]:
@@ -46,20 +54,25 @@ def check_data(datasets: Mapping[str, Any], model: Any, scope: Optional[str]) ->
     for split, dataset in datasets.items():
         leaves = leaves_of(dataset)
         for leaf in leaves:
-            check_source(leaf, split)
-            check_images(leaf, split)
-            if scope in ('mmdet', 'mmseg'):
-                check_heads(leaf, split, model)
-            if scope == 'mmseg':
-                check_masks(leaf, split, model)
-            if scope == 'mmpretrain':
-                check_labels(leaf, split, model)
-        if scope == 'mmpretrain' and first:
-            for leaf in leaves:
-                check_same_folders(first[0], leaf, split)
+            for check in (check_source, check_images):
+                _try(check, leaf, split)
+            for check in OF_MODEL.get(scope or '', ()):
+                _try(check, leaf, split, model)
+            for check in OF_TWO.get(scope or '', ()) if first else ():
+                _try(check, leaf, split, first[0])
         first = first or leaves
         lines.append(read_one(dataset, leaves, split))
     return lines
+
+
+def _try(check: Callable, leaf: Any, split: str, *others: Any) -> None:
+    """Make a check of a data set, which may be of a kind that it does not know."""
+    try:
+        check(leaf, split, *others)
+    except FirstCheckError:
+        raise
+    except Exception as error:  # of another project's data set, which may be right all the same
+        pass_over(f'{check.__name__} of a {type(leaf).__name__}: {type(error).__name__}: {error}')
 
 
 def check_source(leaf: Any, split: str, any_size: bool = False) -> None:
@@ -118,6 +131,9 @@ def read_one(dataset: Any, leaves: List[Any], split: str) -> str:
     """Read an image through the pipeline, and describe it in one line.
 
     It is the first of some that has a box, if there is one. Random numbers stay as they were.
+
+    Raises:
+        FirstCheckError: If a step of the pipeline raises an error.
     """
     if not leaves:
         pass_over(f'no image of {type(dataset).__name__} is read')
@@ -128,7 +144,13 @@ def read_one(dataset: Any, leaves: List[Any], split: str) -> str:
     with same_randomness():
         copied, described = throwaway(dataset), ''
         for index in evenly(len(copied), 8):
-            item = copied[index]
+            try:
+                item = copied[index]
+            except Exception as error:  # of any step of a pipeline
+                raise FirstCheckError(
+                    f'image {index} of the {split} data of {source_of(leaves[0])} does not pass '
+                    f'its pipeline: {type(error).__name__}: {error}'
+                ) from error
             described, objects = _describe(item, names)
             if objects:
                 break

@@ -54,8 +54,8 @@ class FirstChecksHook(Hook):
         if not is_on(runner.cfg):
             return
         start = time.perf_counter()
-        check_config(runner.cfg)
         datasets = _datasets_of(runner)
+        check_config(runner.cfg, train='train' in datasets)
         scope = DefaultScope.get_current_instance()
         lines = check_data(datasets, _unwrapped(runner), scope.scope_name if scope else None)
         if 'train' in datasets:

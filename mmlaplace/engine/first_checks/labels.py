@@ -55,7 +55,7 @@ def check_folders(leaf: Any, split: str) -> None:
         )
 
 
-def check_same_folders(train: Any, other: Any, split: str) -> None:
+def check_same_folders(other: Any, split: str, train: Any) -> None:
     """Raise a FirstCheckError if two data sets number the same classes in other ways."""
     own, given = ({name: i for i, name in enumerate(classes_of(leaf))} for leaf in (train, other))
     shifted = [name for name in given if own.get(name, given[name]) != given[name]]

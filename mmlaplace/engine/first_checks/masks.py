@@ -1,13 +1,14 @@
 """Values of masks against the classes of a segmentor."""
 
+import logging
 from importlib import import_module
 from typing import Any, List, Optional, Set
 
 import numpy as np
 from mmengine.logging import print_log
 
-from .errors import FirstCheckError, pass_over
-from .leaves import sampled, source_of
+from .errors import FirstCheckError, pass_over, shown
+from .leaves import classes_of, sampled, source_of
 
 MASKS = 64  # of a data set that are read
 KNOWN = ('mmseg', 'mmcv', 'mmengine', 'mmdet', 'mmpretrain', 'mmlaplace')
@@ -42,13 +43,33 @@ def check_masks(leaf: Any, split: str, model: Any) -> None:
         if wrong:
             raise FirstCheckError(_sentence(leaf, info, wrong, count, ignored))
         seen.update(values)
-    used = sorted(seen - ignored)
-    if len(used) < 2 and count > 1:
+    if len(leaf) <= MASKS:
+        _warn_unseen(leaf, count, seen - ignored, ignored)
+
+
+def _warn_unseen(leaf: Any, count: int, seen: Set[int], ignored: Set[int]) -> None:
+    """Warn of classes that are in no mask, as with masks of 0 and 255, or a wrong zero label."""
+    unseen = sorted(set(range(count)) - seen)
+    if unseen:
+        names = classes_of(leaf)
+        named = [names[label] if label < len(names) else label for label in unseen]
         print_log(
-            f'the masks of {source_of(leaf)} have the labels {used} alone, and {sorted(ignored)} '
-            'is ignored; masks of 0 and 255 need the values 0 and 1 instead',
+            f'none of the masks of {source_of(leaf)} has the classes {shown(named)}: their labels '
+            f'are {shown(sorted(seen))}, and ignored is {shown(sorted(ignored))}; check the masks, '
+            'and reduce_zero_label of the data set',
             'current',
-            30,
+            logging.WARNING,
+        )
+
+
+def check_same_zero(other: Any, split: str, train: Any) -> None:
+    """Raise a FirstCheckError if 0 in a mask is ignored in one of two data sets alone."""
+    own, given = (getattr(leaf, 'reduce_zero_label', None) for leaf in (train, other))
+    if type(train) is type(other) and own != given and classes_of(train) == classes_of(other):
+        raise FirstCheckError(
+            f'reduce_zero_label is {own} in the data set of {source_of(train)} and {given} in that '
+            f'of {source_of(other)}, so their labels differ by one; set both in train and '
+            f'{split}_dataloader.dataset'
         )
 
 

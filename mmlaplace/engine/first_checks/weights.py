@@ -6,7 +6,7 @@ from mmengine.model import BaseTTAModel, is_model_wrapper
 from torch import Tensor
 
 from ...checkpoints.fit import optional_outputs, other_arch
-from ...checkpoints.names import first_names, plain_names
+from ...checkpoints.names import first_names, misfit, plain_names
 from ...checkpoints.own_names import check_dense, fitting_sentence, in_own_names
 from ...checkpoints.resizing import resize_weights
 from .errors import FirstCheckError
@@ -54,21 +54,20 @@ def check_weights(model: Any, checkpoint: Mapping[str, Any], place: str, use: st
     if use == 'start':
         return _check_start(own, given, fitting, shapes, kind, place)
     missing = _missing(model, own, given) if use == 'test' else [k for k in own if k not in given]
+    other = [k for k, (one, another) in shapes.items() if one != another]
     if use == 'test':
-        shapes = {k: pair for k, pair in shapes.items() if not k.startswith(TRAINING_ONLY)}
-    reason = other_arch(shapes, kind) or (
-        f'only {len(fitting)} of the {len(own)} parameters of this {kind} are in it, missing '
-        f'{first_names(missing)}'
-        if missing
-        else ''
-    )
-    if not reason:
+        other = [k for k in other if not k.startswith(TRAINING_ONLY)]
+    if not missing and not other:
         return
+    known = plain_names(model.state_dict())
+    unexpected = [k for k in given if k not in known]
+    given_shapes, own_shapes = ({k: tuple(v.shape) for k, v in one.items()} for one in (given, own))
+    reason = misfit(missing, unexpected, other, given_shapes, own_shapes)
     if use == 'test':
         raise FirstCheckError(
-            f'{place} does not fit: {reason}{fitting_sentence(given)}; what it lacks would be '
-            'scored with random values: name the checkpoint of this config, or the config of this '
-            'checkpoint'
+            f'{place} is not the checkpoint of this {kind}: {reason}; these would be scored with '
+            'random values; name the checkpoint of this config, or the config of this checkpoint'
+            + fitting_sentence(given)
         )
     raise FirstCheckError(
         f'{place} cannot be resumed: {reason}; resume with the config of that run, or start a new '
@@ -100,8 +99,8 @@ def _check_start(
     inside = {name: pair for name, pair in shapes.items() if name.startswith(part)}
     wanted = [name for name in own if name.startswith(part)]
     reason = other_arch(inside, kind) or (
-        f'none of the {first_names(wanted)} parameters of the {part[:-1] or kind} is in it, it has '
-        f'{first_names(list(given))}'
+        f'it has the tensors {first_names(list(given))}, and none of the {part[:-1] or kind}, '
+        f'{first_names(wanted)}'
     )
     raise FirstCheckError(
         f'nothing of {place} would be loaded: {reason}{fitting_sentence(given)}; name a checkpoint '
