@@ -136,6 +136,8 @@ def tensor_memory(job: Callable, device: torch.device) -> Optional[int]:
         before = torch.cuda.memory_allocated()
         output = job()
         return torch.cuda.max_memory_allocated() - before - bytes_of(output)
+    if not torch.cuda.is_available():  # the profiler would print an error that it finds no GPU
+        os.environ.setdefault('KINETO_LOG_LEVEL', '5')
     with torch.autograd.profiler.profile(profile_memory=True) as profiler:
         output = job()
     live, peak = 0, 0

@@ -44,11 +44,10 @@ class LoadReport(NamedTuple):
     resized: List[str]
 
 
-def _may_differ(module: nn.Module, own: Iterable[str], stored: Iterable[str]) -> Set[str]:
-    """Names that may be missing or unexpected, because the checkpoint is for another task.
+def optional_outputs(module: nn.Module, stored: Iterable[str]) -> Set[str]:
+    """Names in backbones that may be missing or unexpected, as a checkpoint is for other maps.
 
-    For a backbone, :meth:`PyramidBackbone.other_outputs` gives these names. If a classifier's
-    checkpoint is loaded into a detector or segmentor, all names outside the backbone are included.
+    :meth:`PyramidBackbone.other_outputs` gives them.
     """
     names: Set[str] = set()
     for path, part in module.named_modules():
@@ -56,6 +55,16 @@ def _may_differ(module: nn.Module, own: Iterable[str], stored: Iterable[str]) ->
             (prefix,) = plain_names([f'{path}.' if path else ''])
             inside = [name[len(prefix) :] for name in stored if name.startswith(prefix)]
             names.update(prefix + name for name in part.other_outputs(inside))
+    return names
+
+
+def _may_differ(module: nn.Module, own: Iterable[str], stored: Iterable[str]) -> Set[str]:
+    """Names that may be missing or unexpected, because the checkpoint is for another task.
+
+    If a classifier's checkpoint is loaded into a detector or segmentor, all names outside the
+    backbone are among them.
+    """
+    names = optional_outputs(module, stored)
     parts = {name.split('.')[0] for name in own}
     stored_parts = {name.split('.')[0] for name in stored}
     classifier = stored_parts - {'neck'} == {'backbone', 'head'}

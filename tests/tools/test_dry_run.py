@@ -58,7 +58,7 @@ def test_only_a_config_with_their_data_asks_for_stand_ins(tmp_path, capsys, monk
     """A config of the user's own data runs on these, again if it is to have another batch."""
     tool, ran = load_tool('tools/dry_run.py'), []
 
-    def run(config, mark, data, work_dir, length):
+    def run(config, mark, data, work_dir, length, options):
         ran.append((config.stem, length['batch_size']))
         row = dict(config=tool.name_of(config), fingerprint=mark, passed=True, **length)
         return dict(row, seconds=1, MB=1, loss=1, metrics={})

@@ -158,13 +158,20 @@ def test_a_training_of_a_comparison_refuses_them_when_it_goes_on(write, tmp_path
 
 
 @pytest.mark.parametrize('name', HANDING_OVER)
-def test_a_warning_tells_that_a_toolbox_loads_what_fits(name, tmp_path, monkeypatch, capsys):
+def test_without_first_checks_a_warning_tells_that_a_toolbox_loads_what_fits(
+    name, tmp_path, monkeypatch, capsys
+):
     other(tmp_path / 'file.pth')
     monkeypatch.chdir(tmp_path)
     Path('resumed').mkdir()
     Path('resumed/last_checkpoint').write_text('file.pth')
     script = toolbox_script('mmpretrain', name.split()[0])
     words = [str(word).replace('FILE', 'file.pth') for word in HANDING_OVER[name]]
+    monkeypatch.setattr(sys, 'argv', [str(script), *words])
+    check_checkpoints(script)
+    assert capsys.readouterr().err == ''  # the first checks refuse it, when the model is built
+    options = [] if '--cfg-options' in words else ['--cfg-options']
+    words += [*options, 'first_checks=False']
     monkeypatch.setattr(sys, 'argv', [str(script), *words])
     check_checkpoints(script)
     (line,) = capsys.readouterr().err.splitlines()
