@@ -9,7 +9,9 @@ import torch.nn as nn
 from torch import Tensor
 
 from .names import first_names, plain_names
+from .resizing import fit_channels, resize_weights
 
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 HEAD = re.compile(r'\w*head\.')
 # Options that the shapes of single tensors follow. Those of all other tensors follow the arch.
 OPTIONS = {
@@ -42,6 +44,86 @@ class LoadReport(NamedTuple):
     missing: List[str]
     unexpected: List[str]
     resized: List[str]
+
+    def sentence(self, wanted: int) -> str:
+        """The report in a line of the log, for a module with so many tensors."""
+        return (
+            f'prefix {self.prefix!r}: matched {len(self.matched)} of {wanted} tensors, missing '
+            f'{first_names(self.missing)}, unexpected {first_names(self.unexpected)}, resized '
+            f'{first_names(self.resized)}'
+        )
+
+
+class Tensors(NamedTuple):
+    """The tensors of a module and those of a checkpoint, by names without ``_orig_mod``.
+
+    Attributes:
+        own: The module's that the checkpoint is to fill. They share the memory of the module.
+        in_module: The names in the module's state dict, by the names here, of all its tensors.
+        skip: Parts of the module that keep their values.
+        given: The checkpoint's.
+        prefix: What came before the module's names in the checkpoint.
+    """
+
+    own: Dict[str, Tensor]
+    in_module: Dict[str, str]
+    skip: Tuple[str, ...] = ()
+    given: Dict[str, Tensor] = {}
+    prefix: str = ''
+
+    def without(self, parts: Iterable[str]) -> 'Tensors':
+        """With further parts of the module that keep their values."""
+        skip = (*self.skip, *parts)
+        own = {name: value for name, value in self.own.items() if not is_in(name, skip)}
+        return self._replace(own=own, skip=skip)
+
+    def report(self) -> LoadReport:
+        """How the names and shapes match."""
+        own, given = self.own, self.given
+        return LoadReport(
+            self.prefix,
+            matched=[k for k in own if k in given],
+            missing=[k for k in own if k not in given],
+            unexpected=[k for k in given if k not in own and not is_in(k, self.skip)],
+            resized=[k for k in own if k in given and given[k].shape != own[k].shape],
+        )
+
+
+def is_in(name: str, parts: Iterable[str]) -> bool:
+    """Whether a tensor is one of these parts of a module, or inside of one."""
+    return any(name == part or name.startswith(f'{part}.') for part in parts)
+
+
+def fitted(
+    tensors: Tensors, module: nn.Module, min_matched: Optional[float], adapt_input_conv: bool
+) -> Tuple[Dict[str, Tensor], LoadReport]:
+    """The tensors of a checkpoint as a state dict that a module can load, and how they match.
+
+    Args:
+        tensors: Those of the module and of the checkpoint.
+        module: The module.
+        min_matched, adapt_input_conv: As in :func:`load_weights`.
+
+    Raises:
+        ValueError: For names, shapes and values that :func:`load_weights` refuses.
+    """
+    own, in_module, report = tensors.own, tensors.in_module, tensors.report()
+    for name in report.resized:
+        check_stored(name, tensors.given[name])
+    check_names(module, own, tensors.given, report, min_matched)
+    # PyTorch computes little in floats of 8 bits.
+    values = {k: v.float() if v.dtype in FLOAT8 else v for k, v in tensors.given.items()}
+    check_values(own, values, report.matched)
+    values = fit_channels(own, values, adapt_input_conv)
+    state_dict = {in_module.get(k, k): v for k, v in values.items() if not is_in(k, tensors.skip)}
+    resize_weights(module, state_dict)
+    shapes = {
+        name: (tuple(state_dict[in_module[name]].shape), tuple(own[name].shape))
+        for name in report.resized
+    }
+    if reason := other_arch(shapes, type(module).__name__):
+        raise ValueError(reason)
+    return state_dict, report
 
 
 def optional_outputs(module: nn.Module, stored: Iterable[str]) -> Set[str]:

@@ -18,6 +18,15 @@ def upcast(*tensors: Tensor) -> Tuple[Tensor, ...]:
     return tuple(wide)
 
 
+def one_dtype(*tensors: Optional[Tensor]) -> tuple:
+    """Tensors in the dtype that all of them promote to. None stays None."""
+    dtypes = [tensor.dtype for tensor in tensors if tensor is not None]
+    if dtypes.count(dtypes[0]) == len(dtypes):
+        return tensors
+    shared = functools.reduce(torch.promote_types, dtypes)
+    return tuple(None if tensor is None else tensor.to(shared) for tensor in tensors)
+
+
 def wide_dtype(tensor: Tensor) -> torch.dtype:
     """The dtype that :func:`upcast` gives a tensor."""
     return torch.float32 if tensor.dtype in HALVES else tensor.dtype
