@@ -126,11 +126,10 @@ def fitted(
     return state_dict, report
 
 
-def _may_differ(module: nn.Module, own: Iterable[str], stored: Iterable[str]) -> Set[str]:
-    """Names that may be missing or unexpected, because the checkpoint is for another task.
+def optional_outputs(module: nn.Module, stored: Iterable[str]) -> Set[str]:
+    """Names in backbones that may be missing or unexpected, as a checkpoint is for other maps.
 
-    For a backbone, :meth:`PyramidBackbone.other_outputs` gives these names. If a classifier's
-    checkpoint is loaded into a detector or segmentor, all names outside the backbone are included.
+    :meth:`PyramidBackbone.other_outputs` gives them.
     """
     names: Set[str] = set()
     for path, part in module.named_modules():
@@ -138,7 +137,18 @@ def _may_differ(module: nn.Module, own: Iterable[str], stored: Iterable[str]) ->
             (prefix,) = plain_names([f'{path}.' if path else ''])
             inside = [name[len(prefix) :] for name in stored if name.startswith(prefix)]
             names.update(prefix + name for name in part.other_outputs(inside))
-    parts, stored_parts = ({name.split('.')[0] for name in n} for n in (own, stored))
+    return names
+
+
+def _may_differ(module: nn.Module, own: Iterable[str], stored: Iterable[str]) -> Set[str]:
+    """Names that may be missing or unexpected, because the checkpoint is for another task.
+
+    If a classifier's checkpoint is loaded into a detector or segmentor, all names outside the
+    backbone are among them.
+    """
+    names = optional_outputs(module, stored)
+    parts = {name.split('.')[0] for name in own}
+    stored_parts = {name.split('.')[0] for name in stored}
     classifier = stored_parts - {'neck'} == {'backbone', 'head'}
     if classifier and 'backbone' in parts and 'head' not in parts:
         names.update(name for name in (*own, *stored) if not name.startswith('backbone.'))
@@ -224,8 +234,10 @@ def other_arch(shapes: Dict[str, Tuple[tuple, tuple]], kind: str) -> str:
 
 def _option_of(name: str) -> str:
     """The option that the shape of a tensor follows, or nothing if it is the arch."""
-    found = (option for pattern, option in OPTIONS.items() if re.search(pattern, name))
-    return next(found, '')
+    for pattern, option in OPTIONS.items():
+        if re.search(pattern, name):
+            return option
+    return ''
 
 
 def check_values(own: Dict[str, Tensor], stored: Dict[str, Tensor], names: List[str]) -> None:

@@ -69,7 +69,8 @@ def check_tensor(op: str, name: str, tensor: Tensor) -> None:
 
 def check_floating(op: str, name: str, tensor: Tensor) -> None:
     """Raise unless it is a tensor of fp64, fp32, fp16 or bf16."""
-    check_tensor(op, name, tensor)
+    if not isinstance(tensor, Tensor):
+        check_tensor(op, name, tensor)
     if tensor.dtype not in FLOATING:
         raise TypeError(
             f'{op}: {name} must be float64, float32, float16 or bfloat16, got {tensor.dtype}'

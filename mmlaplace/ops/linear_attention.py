@@ -1,6 +1,6 @@
 """Attention whose weights are products of features, in time linear in the tokens."""
 
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -52,12 +52,11 @@ def linear_attention_reference(
     streams: int,
 ) -> Tensor:
     """The specification of :func:`linear_attention` in plain PyTorch."""
-    query, key, value = upcast(q, k, v)
-    query, key = FEATURES[features](query), FEATURES[features](key)
-    if top_q is None or top_k is None:
-        top_q, top_k = query, key
-    else:
-        top_q, top_k = upcast(top_q, top_k)
+    numerator = () if top_q is None or top_k is None else (top_q, top_k)
+    query, key, value, *tops = upcast(q, k, v, *numerator)
+    if features != 'none':
+        query, key = FEATURES[features](query), FEATURES[features](key)
+    top_q, top_k = tops or (query, key)
     summed = top_k.transpose(-2, -1) @ value / k.shape[-2]  # (B, heads, f, d)
     mean_key = key.mean(-2).unsqueeze(-1)  # (B, heads, f, 1)
     if streams == 1:
@@ -300,16 +299,16 @@ def _check(
                 f'{tuple(tensor.shape)}'
             )
     _check_keys(k)
-    (batch, heads, _, width), keys = q.shape, k.shape[2]
-    for name, given, expected in (
-        ('k', k, (batch, heads, keys, width)),
-        ('v', v, (batch, heads, keys, v.shape[3])),
-        ('numerator[0]', top_q, tuple(q.shape)),
-        ('numerator[1]', top_k, tuple(k.shape)),
-    ):
-        if given is None:
-            continue
-        _checks.check_floating(OP, name, given)
+    batch, heads, _, width = q.shape
+    shapes: List[Tuple[str, Tensor, Tuple[int, ...]]] = [
+        ('k', k, (batch, heads, k.shape[2], width)),
+        ('v', v, (batch, heads, k.shape[2], v.shape[3])),
+    ]
+    for name, given, like in (('numerator[0]', top_q, q), ('numerator[1]', top_k, k)):
+        if given is not None:
+            _checks.check_floating(OP, name, given)
+            shapes.append((name, given, tuple(like.shape)))
+    for name, given, expected in shapes:
         if given.shape != expected or given.device != q.device:
             raise ValueError(
                 f'{OP}: {name} must be {expected} on {q.device} for q {tuple(q.shape)} and k '
