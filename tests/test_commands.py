@@ -38,7 +38,7 @@ NOT_HERE = {
     r'bash (tools/(quickstart|setup_env|run_tests)|\.dev_scripts/)': 'makes an environment',
     r'((\w+=\S+ )*bash tools/(dist|slurm)_|bash tools/gpu_check)': 'needs a GPU, or several',
     r'.*(_in1k|_coco|ade20k)\S*\.py': 'needs a data set that is downloaded',
-    r'.*(convert_lra\.py|configs/lra/(?!\w+/\w+_mini))': "needs Long Range Arena's files",
+    r'.*(convert_lra\.py|configs/lra/(?!\w+_mini))': "needs Long Range Arena's files",
     r'.*(MMDETECTION|example\.org|WandbVisBackend)': 'needs the network',
     r'.*convert\.py (?!--list)': "needs the authors' weights, which tests/engine imitates",
     r'.*(demo/attention_explorer\.py|127\.0\.0\.1)': 'a server, which tests/demo starts',
