@@ -61,7 +61,9 @@ def test_without_a_name_there_is_an_attention_and_a_wrong_name_is_one_sentence(m
     kinds = [Config.fromfile(path).model.backbone.attn_cfg.type for path in FILES]
     assert set(kinds) == {'PolaAttention', 'SOFTAttention'}
     monkeypatch.setenv('ATTENTION', 'pola-a4')
-    with pytest.raises(ValueError, match="ATTENTION='pola-a4' is none .*did you mean 'pola-a7'.*; it has cos"):
+    with pytest.raises(
+        ValueError, match="ATTENTION='pola-a4' is none .*did you mean 'pola-a7'.*; it has cos"
+    ):
         Config.fromfile(CONFIGS / 'text_as-polaformer.py')
 
 
