@@ -30,6 +30,7 @@ import torch
 from mmengine.config import DictAction
 from reproduction import gpu_hours
 from reproduction.jobs import Training, plan_measurements, plan_run
+from reproduction.kept import keep_job, keep_report
 from reproduction.launching import LAUNCHERS, Job, Settings, this_machine, versions
 from reproduction.paper_tables import (
     KINDS,
@@ -246,6 +247,12 @@ def parse_args(parser: ToolParser):
     parser.add_argument(
         '--report', action='store_true', help='of what such a call has finished; run nothing'
     )
+    parser.add_argument(
+        '--keep',
+        type=Path,
+        metavar='FOLDER',
+        help='also add what is finished, and the report, to the .jsonl files of a folder',
+    )
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/reproduce'))
     parser.add_argument('--out', type=Path, help='default: WORK_DIR/TABLE-SCALE.json')
     parser.add_argument(
@@ -379,6 +386,11 @@ def main() -> None:
         ),
     )
     write_report(report, args.out or args.work_dir / f'{table.name}-{args.scale}.json')
+    if args.keep:
+        for key, result in finished(plan).items():
+            job = plan.jobs[key]
+            keep_job(args.keep, job.folder, job.kind, result)
+        keep_report(args.keep, report)
     failed = sorted({plan.jobs[key].label for key, end in found.items() if isinstance(end, str)})
     if failed:
         sys.exit(f'reproduce: {len(failed)} failed: {", ".join(failed)}; the report has their logs')

@@ -22,6 +22,8 @@ from mmlaplace.lab.runner import FolderJob, JobFailed
 from mmlaplace.toolboxes import TOOLBOXES
 from mmlaplace.version import __version__
 
+from .kept import read_kept
+
 TAIL = 25  # lines of the log in the message of a failure
 LOOK = 0.5  # seconds between two checks of a command
 LAUNCHERS = ('none', 'pytorch', 'slurm')
@@ -106,6 +108,13 @@ class Job(FolderJob):
     @property
     def folder(self) -> Path:
         return self.settings.work_dir / self.kind / f'{self.stem}_{self.key}'
+
+    def result(self) -> Optional[dict]:
+        """Its result, in its own folder or in the file in which the work folder keeps such jobs."""
+        found = super().result()
+        if found is None:
+            found = read_kept(self.settings.work_dir, self.kind).get(self.folder.name)
+        return found
 
     @property
     def stem(self) -> str:

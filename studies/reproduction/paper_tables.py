@@ -1,6 +1,8 @@
 """Read the papers' tables from studies/tables: one YAML file for each table, in printed order."""
 
 import copy
+import logging
+import os
 import re
 from dataclasses import dataclass, fields
 from functools import cache
@@ -92,12 +94,19 @@ class Spec:
     """A config with changed options.
 
     Attributes:
-        config: A path in this project, or ``toolbox::path`` for a config of a toolbox.
+        config: A path in this project, or ``toolbox::path`` for a config of a toolbox. Before it,
+            environment variables that the config reads, as in a shell: ``ATTENTION=pola path``.
         options: Values by dotted keys, as for ``--cfg-options``. They are merged in this order.
     """
 
     config: str
     options: Mapping[str, Any]
+
+    @property
+    def variables(self) -> Dict[str, str]:
+        """The environment variables that the config reads."""
+        words = self.config.split()[:-1]
+        return {name: value for name, _, value in (word.partition('=') for word in words)}
 
     def path(self) -> Path:
         """Path of the config.
@@ -106,7 +115,7 @@ class Spec:
             TableError: If there is no such file.
             ImportError: If the toolbox of the config is not installed.
         """
-        scope, _, inner = self.config.rpartition('::')
+        scope, _, inner = self.config.split()[-1].rpartition('::')
         if scope:
             package = toolbox_folder(scope)
             places = [package / '.mim/configs' / inner, package.parent / 'configs' / inner]
@@ -119,7 +128,7 @@ class Spec:
 
     def load(self) -> Config:
         """Load the config and merge the options into it."""
-        cfg = copy.deepcopy(_parsed(self.path()))
+        cfg = copy.deepcopy(_parsed(self.path(), tuple(self.variables.items())))
         merge(cfg, self.options)
         return cfg
 
@@ -130,7 +139,21 @@ def merge(cfg: Config, options: Mapping[str, Any]) -> None:
         cfg.merge_from_dict({key: copy.deepcopy(value)})
 
 
-_parsed = cache(Config.fromfile)
+@cache
+def _parsed(path: Path, variables: Tuple[Tuple[str, str], ...]) -> Config:
+    """Read a config with these environment variables, about which mmengine logs nothing."""
+    before = {name: os.environ.get(name) for name, _ in variables}
+    os.environ.update(variables)
+    logging.disable(logging.INFO)
+    try:
+        return Config.fromfile(path)
+    finally:
+        logging.disable(logging.NOTSET)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @dataclass(frozen=True)

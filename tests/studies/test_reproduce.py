@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, fast_with, output_of, refusal_of
 from processes import wait_until
-from reproduce_modules import jobs, launching, paper_tables, plan, running, settings, tool
+from reproduce_modules import (
+    jobs,
+    launching,
+    paper_tables,
+    plan,
+    running,
+    settings,
+    tool,
+    trained,
+)
 from rich.console import Console
 
 TOOL = ROOT / 'studies/reproduce.py'
@@ -195,3 +204,45 @@ def test_a_failure_has_the_end_of_its_log(tmp_path, monkeypatch):
     assert bad.startswith(f'{sys.executable} -c') and 'status 1' in bad
     assert bad.endswith('the reason') and '\nfirst\n' not in bad
     assert good['done'] is True
+
+
+def test_finished_runs_are_kept_a_line_each_and_reported_from_there(tmp_path):
+    """Keeping twice replaces a line. The report of the kept lines is that of the folders."""
+    name, kept = 'polaformer_a4/zeros', tmp_path / 'kept'
+    (job,) = plan(tmp_path / 'runs', name).jobs.values()
+    log = job.folder / 'train/1/vis_data/scalars.json'
+    log.parent.mkdir(parents=True)
+    log.write_text('{"loss": 2.0}\n{"loss": 1.0}\n')
+    result = dict(trained(**{'accuracy/top1': 40.0}), seed=0, label=name)
+    (job.folder / 'result.json').write_text(json.dumps(result))
+    call = (*name.split('/'), '--scale', 'mini', '--report')
+    options = ('--work-dir', tmp_path / 'runs', '--keep', kept)
+    for _ in range(2):
+        output_of(TOOL, *call, *options, '--out', tmp_path / 'one.json')
+    (line,) = map(json.loads, (kept / 'runs.jsonl').read_text().splitlines())
+    assert line['job'] == job.folder.name and line['result']['log'] == str(kept / 'runs.jsonl')
+    assert [step['loss'] for step in line['training']] == [2.0, 1.0]
+    (report,) = map(json.loads, (kept / 'reports.jsonl').read_text().splitlines())
+    assert report == json.loads((tmp_path / 'one.json').read_text())
+    output_of(TOOL, *call, '--work-dir', kept, '--out', tmp_path / 'two.json')
+    (row,) = json.loads((tmp_path / 'two.json').read_text())['rows']
+    assert row['runs'][0]['metrics'] == report['rows'][0]['runs'][0]['metrics']
+    assert row['runs'][0]['metrics']['top-1']['mean'] == 40.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['polaformer_a4', 'softpp_table_10'])
+def test_the_logs_have_the_runs_of_the_configs_as_they_are(name, tmp_path, monkeypatch):
+    """A run is found by all options of its config, so a config that changes loses it."""
+    monkeypatch.chdir(ROOT)
+    logs = ROOT / 'docs/logs/reproduce'
+    options = ('--scale', 'mini', '--report', '--work-dir', logs, '--out', tmp_path / 'a.json')
+    output_of(TOOL, name, *options)
+    made = json.loads((tmp_path / 'a.json').read_text())
+    reports = map(json.loads, (logs / 'reports.jsonl').read_text().splitlines())
+    (report,) = (report for report in reports if report['table'] == name)
+    for new, old in zip(made['rows'], report['rows']):
+        for now, then in zip(new['runs'], old['runs']):
+            assert now['config'] == then['config']
+            assert now['config_hashes'] == then['config_hashes']
+            assert now['metrics']['top-1'] == then['metrics']['top-1']

@@ -22,7 +22,7 @@ from mmlaplace.ops import use_backend
 
 CONFIGS = ROOT / 'configs'
 CLASSIFIER = CONFIGS / 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
-TEXT = CONFIGS / 'lra/text/text_pola.py'
+TEXT = CONFIGS / 'lra/text.py'
 FEWER = ('--attn-cfg', 'num_landmarks=4')
 TOOL = ROOT / 'tools/analysis_tools/get_flops.py'
 
@@ -141,7 +141,7 @@ def test_the_tool_prints_ours_beside_the_published():
     [
         (['soft-tiny-exact_32xb32_in1k', *FEWER], 'one for each stage'),
         (['mask-rcnn_agent-swin-tiny_fpn_ms-1x_coco', *FEWER], 'one for each stage'),
-        ([TEXT, '--image-size', 64], 'needs a model of images, and .*text_pola.py is of sequences'),
+        ([TEXT, '--image-size', 64], 'needs a model of images, and .*text.py is of sequences'),
         ([TEXT, '--memory'], '--memory needs a model of images'),
         ([CLASSIFIER, '--length', 64], '--length 64 needs a model of sequences; take --image-size'),
         ([CLASSIFIER, '--image-size', 1, 2, 3], 'must be one or two sides, got 1 2 3'),
@@ -235,7 +235,7 @@ def test_images_and_sequences_are_counted_and_timed(tmp_path):
     assert found['embed_dims'] == [32, 64, 96, 128]
     assert (found['height'], found['width']) == (48, 48)
     listops, retrieval = (
-        measured(CONFIGS / f'lra/{task}/{task}_pola.py', *speed, '--length', 128)
+        measured(CONFIGS / f'lra/{task}.py', *speed, '--length', 128)
         for task in ('listops', 'retrieval')
     )
     for row in (found, listops, retrieval):

@@ -25,7 +25,7 @@ Examples:
   python tools/analysis_tools/get_flops.py --match laplacianformer --attn-cfg num_landmarks=100
   python tools/analysis_tools/get_flops.py   # every classifier of this project
   python tools/analysis_tools/get_flops.py CONFIG --time --batch-size 8 --device cuda --out a.json
-  python tools/analysis_tools/get_flops.py configs/lra/text/text_pola.py --time --batch-size 4
+  python tools/analysis_tools/get_flops.py configs/lra/text.py --time --batch-size 4
   python tools/analysis_tools/get_flops.py CONFIG --attention-term --checkpoint CHECKPOINT
   python tools/analysis_tools/get_flops.py 'softpp-*_in1k' retinanet_softpp-tiny --memory
   python tools/analysis_tools/get_flops.py --attention LaplacianAttention --image-size 224
