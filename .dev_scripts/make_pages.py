@@ -18,6 +18,7 @@ from pages.files import ROOT, Files
 # The first imports nothing of mmlaplace, which may not import before its files are in step.
 GENERATORS = (
     'package',
+    'goldens',
     'counts',
     'api',
     'options',

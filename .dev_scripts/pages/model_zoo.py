@@ -26,13 +26,13 @@ from mmlaplace.toolboxes import TOOLBOXES
 from mmlaplace.writing import markdown_table
 
 from .files import ROOT, Files
+from .goldens import manifests
 
 PAGE, DATA = ROOT / 'docs/model_zoo.md', ROOT / 'docs/model_zoo.csv'
 WEIGHTS = ROOT / 'docs/released_weights.md'
 SPEEDS = ROOT / 'docs/logs/model_zoo_cpu.json'
 PROOFS = ROOT / 'docs/logs/families.json'
 DRY_RUNS = ROOT / 'docs/logs/dry_run.json'
-MANIFESTS = ROOT / 'tests/data/manifests'
 # The paper's widths and depths were not at hand, so a published score is that of other models.
 FITTED = 'laplacianformer'
 MARK = '†'
@@ -192,7 +192,7 @@ def checked(model: ModelInfo) -> str:
     name = model.metadata.get('Published as')
     if name in read(PROOFS).get(model.family, {}).get('outputs', ()):
         return 'outputs'
-    return 'shapes' if (MANIFESTS / f'{name}.json.gz').is_file() else ''
+    return 'shapes' if name in manifests() else ''
 
 
 def data_row(model: ModelInfo) -> Dict[str, object]:

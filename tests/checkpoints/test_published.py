@@ -1,12 +1,11 @@
 """Released weights convert on the way, whole, and give the outputs that they have in timm."""
 
-import gzip
-import json
 import re
 
 import pytest
 import torch
 from conftest import ROOT, output_of, refusal_of
+from golden_files import manifests, shapes_of
 from mmengine.registry import MODELS
 from saved_weights import assert_refused
 from small_backbone import ARCH
@@ -17,7 +16,6 @@ from mmlaplace.commands.converters import convert
 from mmlaplace.models import RAVLT, ConvPoolingNeck
 
 TOOL = ROOT / 'tools/model_converters/convert.py'
-MANIFESTS = {p.name.partition('.')[0]: p for p in (ROOT / 'tests/data/manifests').glob('*.json.gz')}
 # Two orders of the same fp32 sums.
 TOLERANCE = 1e-5
 TWO_BLOCKS = dict(depth=2), dict(depths=(2,))
@@ -54,12 +52,6 @@ SMALL = {
     ),
     'mobilevitv2_050': ('mobilevitv2_050', {}, {}, (64, 128)),
 }
-
-
-def shapes_of(name) -> dict:
-    """The shapes of a released file by the names in it."""
-    manifest = json.loads(gzip.decompress(MANIFESTS[name].read_bytes()))
-    return manifest[min(manifest)]['shapes']
 
 
 def draw(model):
@@ -172,9 +164,9 @@ def test_towers_of_timm_give_their_maps_at_any_size(name, released, tmp_path):
 
 
 @pytest.mark.sampled(8)
-@pytest.mark.parametrize('name', MANIFESTS)
+@pytest.mark.parametrize('name', manifests())
 def test_every_released_checkpoint_converts_whole(name):
-    for content in json.loads(gzip.decompress(MANIFESTS[name].read_bytes())).values():
+    for content in manifests()[name].values():
         with torch.device('meta'):
             released = {key: torch.empty(shape) for key, shape in content['shapes'].items()}
         own, models = convert(released, model=None)

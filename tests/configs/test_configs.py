@@ -2,9 +2,7 @@
 
 import copy
 import functools
-import gzip
 import itertools
-import json
 import operator
 import re
 
@@ -14,6 +12,7 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT, marks_of_case, toolbox_config, toolbox_model
+from golden_files import shapes_of
 from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.optim import build_optim_wrapper
@@ -373,10 +372,8 @@ def test_imagenet_weights_of_the_authors_fit_detectors_and_segmentors():
         if not name or case in found:
             continue
         found.add(case)
-        manifest = gzip.decompress((ROOT / f'tests/data/manifests/{name}.json.gz').read_bytes())
-        shapes = json.loads(manifest)['authors']['shapes']
         with torch.device('meta'):
-            theirs = {key: torch.empty(shape) for key, shape in shapes.items()}
+            theirs = {key: torch.empty(shape) for key, shape in shapes_of(name).items()}
             own = MODELS.build(backbone)
         given = published.recognise(theirs).convert(theirs).weights
         given = {k.removeprefix('backbone.'): v for k, v in given.items()}

@@ -2,14 +2,13 @@
 
 import copy
 import functools
-import gzip
-import json
 import math
 from unittest import mock
 
 import pytest
 import torch
-from conftest import ROOT, fast_with, toolbox_model
+from conftest import fast_with, toolbox_model
+from golden_files import shapes_of
 
 timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
 
@@ -134,10 +133,8 @@ PUBLISHED_KINDS = (
 
 @pytest.mark.parametrize('name', PUBLISHED_KINDS)
 def test_a_published_model_has_the_tensors_of_its_file(name):
-    manifest = gzip.decompress((ROOT / f'tests/data/manifests/{name}.json.gz').read_bytes())
     with torch.device('meta'):
-        shapes = json.loads(manifest)['authors']['shapes']
-        released = {key: torch.empty(shape) for key, shape in shapes.items()}
+        released = {key: torch.empty(shape) for key, shape in shapes_of(name).items()}
         model = timm.create_model(name, **META)
     converted = mmlaplace.timm.checkpoint_filter_fn(released, model)
     own = model.state_dict()
