@@ -1,7 +1,7 @@
 """Write docs/logs/families.json: what the tests prove of the weights of each family.
 
 It runs the tests of manifests, golden files and timm, and keeps the errors that they compare. Then
-make_model_zoo.py makes the table.
+make_pages.py makes the table.
 
 Examples:
   python .dev_scripts/prove_families.py
@@ -12,7 +12,7 @@ import sys
 from typing import Any, Callable, Dict, List
 
 import pytest
-from marked_tables import ROOT
+from pages.files import ROOT
 
 from mmlaplace.checkpoints.published import recognise
 from mmlaplace.commands.command_line import ToolParser, write_json

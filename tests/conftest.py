@@ -21,7 +21,8 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 from PIL import Image
 
-import mmlaplace.models  # noqa: F401  (registers)
+import mmlaplace.__main__
+import mmlaplace.models
 from mmlaplace.lab.mini_datasets import pictures
 from mmlaplace.model_zoo import build_model as toolbox_model  # noqa: F401  (for tests)
 from mmlaplace.ops import _native
@@ -182,10 +183,16 @@ def load_tool(path: str) -> types.ModuleType:
     return module
 
 
-def run_script(path: Path, *arguments) -> subprocess.CompletedProcess:
-    """Run a script in this process, which has imported already what takes seconds to import."""
-    with mock.patch.object(sys, 'path', [str(path.parent), *sys.path]):
-        return _run_here(lambda: runpy.run_path(str(path), run_name='__main__'), path, *arguments)
+def run_script(script, *arguments) -> subprocess.CompletedProcess:
+    """Run a script in this process, which has imported already what takes seconds to import.
+
+    ``'mmlaplace'`` in place of a path is ``python -m mmlaplace``.
+    """
+    words = [str(argument) for argument in arguments]
+    if script == 'mmlaplace':
+        return _run_here(lambda: sys.exit(mmlaplace.__main__.main(words)), script, *words)
+    with mock.patch.object(sys, 'path', [str(Path(script).parent), *sys.path]):
+        return _run_here(lambda: runpy.run_path(str(script), run_name='__main__'), script, *words)
 
 
 def run_module(name: str, *arguments) -> subprocess.CompletedProcess:
@@ -211,16 +218,16 @@ def _run_here(start, *words) -> subprocess.CompletedProcess:
     return subprocess.CompletedProcess(command, status, said.getvalue(), complained.getvalue())
 
 
-def output_of(path: Path, *arguments) -> str:
+def output_of(script, *arguments) -> str:
     """What a script prints that succeeds."""
-    result = run_script(path, *arguments)
+    result = run_script(script, *arguments)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
 
-def refusal_of(path: Path, *arguments) -> str:
+def refusal_of(script, *arguments) -> str:
     """The sentence with which a script refuses its arguments."""
-    result = run_script(path, *arguments)
+    result = run_script(script, *arguments)
     assert result.returncode == 2, result.stdout + result.stderr
     return result.stderr
 

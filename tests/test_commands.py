@@ -61,7 +61,10 @@ READERS = {
     ),
     'plans a study': Scenario(
         'docs/reproduce.md',
-        ('python tools/reproduce.py --list*', 'python tools/reproduce.py softpp_table_9 --dry-run'),
+        (
+            'python studies/reproduce.py --list*',
+            'python studies/reproduce.py softpp_table_9 --dry-run',
+        ),
     ),
 }
 READERS_WITH_A_MODEL = {
@@ -130,11 +133,9 @@ READERS_WITH_A_MODEL = {
 # Why no reader of a scenario calls these.
 NOT_HERE = {
     'attention_explorer.py': 'a server, which tests/demo starts',
-    'attention_training.py': 'takes hours',
     'benchmark_backbone.py': 'takes hours',
     'benchmark_ops.py': 'takes hours',
     'build_onnxruntime_ops.py': "needs ONNX Runtime's headers",
-    'compare_attentions.py': 'takes hours',
     'convert_lra.py': "needs Long Range Arena's files",
     'dist_train.sh': 'needs several GPUs',
     'dry_run.py': 'takes minutes; tests/tools does it',
@@ -143,7 +144,6 @@ NOT_HERE = {
     'make_lra_datasets.py': 'takes minutes; tests/lab/lra does it with less data',
     'paper_figures.py': 'takes minutes; tests/lab does it smaller',
     'prepare_image.py': 'needs a compiled model; tests/deployment does it',
-    'probe_attentions.py': 'takes hours; tests/lab does it smaller',
     'quickstart.sh': 'makes an environment',
     'run_tests.sh': 'makes an environment',
     'slurm_train.sh': 'needs several GPUs',
@@ -167,7 +167,7 @@ def commands_of(scenario: Scenario) -> list:
 def quick_starts(tmp_path_factory, mini_data):
     """A copy of the project with data, trained models and a user's own files."""
     project = tmp_path_factory.mktemp('project')
-    for name in ('configs', 'demo', 'docs', 'tools', 'mmlaplace', '.dev_scripts'):
+    for name in ('configs', 'demo', 'docs', 'studies', 'tools', 'mmlaplace', '.dev_scripts'):
         (project / name).symlink_to(ROOT / name)
     (project / 'data').mkdir()
     (project / 'data/mini').symlink_to(mini_data)

@@ -9,7 +9,7 @@ from . import _checks, _native
 from ._pairwise import check_bandwidth, pairwise_kernel
 from .gaussian_kernel import GAUSSIAN
 from .laplacian_kernel import LAPLACIAN
-from .precision import HALVES, no_autocast, upcast, wide_dtype
+from .precision import HALVES, no_autocast, one_dtype, upcast, wide_dtype
 from .rotary import check_form, check_table, turn
 
 METRICS = {'laplacian': LAPLACIAN, 'gaussian': GAUSSIAN}
@@ -189,7 +189,7 @@ def nystrom_attention(
         ``(B, N, heads, d)``, so that joining the heads copies nothing.
 
     Raises:
-        TypeError: If an input is no floating tensor.
+        TypeError: If an input is no floating tensor, or a number is a tensor.
         ValueError: For shapes or devices that do not fit, an unknown kernel or form, and numbers
             out of range.
         RuntimeError: For ``backend='native'`` where the compiled op cannot run.
@@ -206,47 +206,14 @@ def nystrom_attention(
         >>> nystrom_attention(q, k, v, landmarks, inverse, 4.0, whitening_eps=1e-5).shape
         torch.Size([1, 2, 100, 8])
     """
+    tensors = (q, k, v, landmarks, inverse, scale, rotary)
+    constants = (kernel, bandwidth, whitening_eps, rotary_form)
     # Of an op, a tensor or a bool would be a number too.
-    if backend == 'auto' and not _checks.is_compiling() and type(bandwidth) in (float, int):
-        try:
-            if scale is None:
-                of_heads = q.new_ones(q.shape[:2])
-            else:
-                wide = scale.float() if scale.dtype in HALVES else scale
-                of_heads = wide.expand(*q.shape[:2], 1, 1).flatten(1)
-            return _native.at_once(
-                _OP,
-                q,
-                k,
-                v,
-                landmarks,
-                inverse,
-                of_heads,
-                rotary,
-                kernel,
-                bandwidth,
-                whitening_eps,
-                rotary_form,
-            )[0]
-        except _native.REFUSALS:
-            pass
-    return _checked_attention(
-        q,
-        k,
-        v,
-        landmarks,
-        inverse,
-        scale,
-        rotary,
-        kernel,
-        bandwidth,
-        whitening_eps,
-        rotary_form,
-        backend,
-    )
-
-
-_OP = _native.find(OP)
+    if type(bandwidth) in (float, int) and not isinstance(whitening_eps, Tensor):
+        out = _at_once(backend, *tensors, *constants)
+        if out is not None:
+            return out
+    return _checked_attention(*tensors, *constants, backend)
 
 
 def _checked_attention(
@@ -264,7 +231,9 @@ def _checked_attention(
     backend: str,
 ) -> Tensor:
     _check_names(kernel, rotary_form)
-    q, k, v = _one_dtype(q, k, v)
+    for name, tensor in (('q', q), ('k', k), ('v', v)):
+        _checks.check_tensor(OP, name, tensor)
+    q, k, v = one_dtype(q, k, v)
     _check(q, k, v, landmarks, inverse, rotary)
     _check_numbers(q, kernel, bandwidth, whitening_eps)
     compute = _native.select(OP, nystrom_attention_reference, q.device, backend)
@@ -277,6 +246,45 @@ def _checked_attention(
             return compute(*inputs)
         # Graphs take ops, whose derivative is their own.
         return (compute if _checks.is_recording() else Attention.apply)(*inputs)[0]
+
+
+def _compute(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    landmarks: Tensor,
+    inverse: Tensor,
+    scale: Optional[Tensor],
+    *others: Any,
+) -> Tensor:
+    """The compiled op with a scale as users give it. The op takes one for each head of an image."""
+    if scale is None:
+        of_heads = q.new_ones(q.shape[:2])
+    else:
+        wide = scale.float() if scale.dtype in HALVES else scale
+        of_heads = wide.expand(*q.shape[:2], 1, 1).flatten(1)
+    return _OP(q, k, v, landmarks, inverse, of_heads, *others)[0]
+
+
+def _can_run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    landmarks: Tensor,
+    inverse: Tensor,
+    scale: Optional[Tensor],
+    rotary: Optional[Tensor],
+    kernel: str,
+    bandwidth: float,
+    whitening_eps: Optional[float],
+    rotary_form: str,
+) -> None:
+    _check_names(kernel, rotary_form)
+    _check(q, k, v, landmarks, inverse, rotary)
+    _check_numbers(q, kernel, bandwidth, whitening_eps)
+    _checks.check_like(OP, 'v', v, k)
+    if scale is not None:
+        _scale_of_heads(scale, q)
 
 
 def _check_names(kernel: str, rotary_form: str) -> None:
@@ -295,15 +303,6 @@ def _check_numbers(
     check_bandwidth(METRICS[kernel], bandwidth, q, OP)
     if whitening_eps is not None:
         _checks.check_positive(OP, 'whitening_eps', whitening_eps)
-
-
-def _one_dtype(*tensors: Tensor) -> Tuple[Tensor, ...]:
-    for name, tensor in zip('qkv', tensors):
-        _checks.check_tensor(OP, name, tensor)
-    dtype = torch.promote_types(
-        torch.promote_types(tensors[0].dtype, tensors[1].dtype), tensors[2].dtype
-    )
-    return tuple(tensor.to(dtype) for tensor in tensors)
 
 
 def _check(
@@ -358,10 +357,8 @@ def _fake(
     whitening_eps: Optional[float],
     rotary_form: str,
 ) -> Tuple[Tensor, ...]:
-    _check_names(kernel, rotary_form)
-    _check(q, k, v, landmarks, inverse, rotary)
-    _check_numbers(q, kernel, bandwidth, whitening_eps)
-    _checks.check_like(OP, 'v', v, k)
+    constants = (kernel, bandwidth, whitening_eps, rotary_form)
+    _can_run(q, k, v, landmarks, inverse, None, rotary, *constants)
     batch, heads, tokens, dims = q.shape
     _checks.check_floating(OP, 'scale', scale)
     if scale.shape != (batch, heads):
@@ -409,5 +406,7 @@ def _by_head(q: Tensor, tokens: int) -> Tensor:
     return q.new_empty((batch, tokens, heads, dims)).transpose(1, 2)
 
 
+_OP: Any = _native.find(OP)
 _native.register(OP, _fake, Attention.apply, widen=False)
+_at_once = _native.door(OP, _can_run, _compute)
 _native.register(f'_{OP}_backward', _fake_gradient, AttentionGradient.apply, widen=False)

@@ -270,3 +270,18 @@ def test_a_missing_package_is_named(hub, monkeypatch, package, source):
     monkeypatch.setitem(sys.modules, package, None)
     source = source.format(hub.folder)
     assert_unreadable(source, f'{source}.*: pip install {package}$')
+
+
+def test_a_hub_without_an_answer_is_asked_once_and_then_the_cache_alone(monkeypatch):
+    hub = pytest.importorskip('huggingface_hub')
+    asked = []
+
+    def download(repository, name, revision, local_files_only):
+        asked.append((name, local_files_only))
+        raise hub.errors.LocalEntryNotFoundError('no network')
+
+    monkeypatch.setattr(hub, 'hf_hub_download', download)
+    assert_unreadable('hf://o/n', 'hf://o/n cannot be downloaded .*no network')
+    first, *others = asked
+    assert first == ('model.safetensors', False)
+    assert len(others) == 5 and all(cache_alone for _, cache_alone in others)

@@ -220,6 +220,7 @@ def test_a_name_without_weights_is_never_random(name, message):
 def test_mmpretrain_has_an_address_for_each_classifier():
     hub = pytest.importorskip('mmpretrain.apis.model').ModelHub
     names = mmlaplace.list_models(task='classification')
+    assert hub.get('pvtv2-b0_8xb128_in1k').name == 'pvtv2-b0_8xb128_in1k'  # which fills the hub
     assert {hub._models_dict[name].weights.partition('://')[0] for name in names} == {'mmlaplace'}
     assert hub._models_dict['pvtv2-b0_8xb128_in1k'].weights == 'mmlaplace://pvt_v2_b0'
 
