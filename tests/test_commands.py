@@ -142,7 +142,6 @@ NOT_HERE = {
     'gpu_check.sh': 'needs a GPU',
     'linearize.py': 'takes hours; tests/models does it with less data',
     'make_lra_datasets.py': 'takes minutes; tests/lab/lra does it with less data',
-    'paper_figures.py': 'takes minutes; tests/lab does it smaller',
     'prepare_image.py': 'needs a compiled model; tests/deployment does it',
     'quickstart.sh': 'makes an environment',
     'run_tests.sh': 'makes an environment',

@@ -8,7 +8,8 @@ import zipfile
 
 import pytest
 import torch
-from conftest import ROOT, run_python
+from conftest import ROOT, run_python, run_script
+from torch.utils import cpp_extension
 
 
 @pytest.fixture(scope='module')
@@ -70,9 +71,23 @@ def test_without_a_compiler_it_finds_its_configs_and_the_reference_computes(whee
     assert 'no compiled library' in output
 
 
-@pytest.mark.slow
+@pytest.fixture
+def version_by_setup(monkeypatch):
+    """Run ``setup.py --version``, which decides what it would compile."""
+
+    def run(**variables: str) -> subprocess.CompletedProcess:
+        monkeypatch.chdir(ROOT)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        if 'CUDA_HOME' in variables:  # which torch reads when it is imported
+            monkeypatch.setattr(cpp_extension, 'CUDA_HOME', variables['CUDA_HOME'])
+        return run_script(ROOT / 'setup.py', '--version')
+
+    return run
+
+
 @pytest.mark.parametrize(
-    ('env', 'status', 'said'),
+    ('variables', 'status', 'said'),
     [
         (dict(FORCE_CUDA='0'), 0, r'mmlaplace: compiled ops for torch .*: \d+ sources, CPU'),
         (dict(MMLAPLACE_WITH_OPS='0'), 0, 'mmlaplace: no compiled ops: MMLAPLACE_WITH_OPS=0'),
@@ -84,38 +99,35 @@ def test_without_a_compiler_it_finds_its_configs_and_the_reference_computes(whee
         ),
     ],
 )
-def test_the_build_says_what_it_compiles_or_why_not(env, status, said):
+def test_the_build_says_what_it_compiles_or_why_not(version_by_setup, variables, status, said):
     if status and torch.version.cuda is None:
         pytest.skip('this torch is built without CUDA')
-    result = run_python('setup.py', '--version', **env)
+    result = version_by_setup(**variables)
     assert bool(result.returncode) == bool(status)
     assert re.search(said, result.stderr, re.DOTALL)
-    if env == dict(FORCE_CUDA='0') and not torch.cuda.is_available():
+    if variables == dict(FORCE_CUDA='0') and not torch.cuda.is_available():
         assert 'CUDA only with a visible GPU or FORCE_CUDA=1' in result.stderr
 
 
 @pytest.mark.parametrize(
     ('release', 'gpu', 'asked', 'said'),
     [
-        ('12.4', True, None, 'ops for the CPU alone: .*nvcc is of CUDA 12, and torch'),
-        ('12.4', False, '1', 'FORCE_CUDA=1, but .*nvcc is of CUDA 12, and torch'),
-        ('13.0', True, '0', 'sources, CPU; CUDA only with'),  # not asked for
+        ('12.4', True, {}, 'ops for the CPU alone: .*nvcc is of CUDA 12, and torch'),
+        ('12.4', False, dict(FORCE_CUDA='1'), 'FORCE_CUDA=1, but .*nvcc is of CUDA 12, and torch'),
+        ('13.0', True, dict(FORCE_CUDA='0'), 'sources, CPU; CUDA only with'),  # not asked for
     ],
 )
-@pytest.mark.slow
-def test_an_nvcc_of_another_cuda_leaves_the_ops_for_the_cpu(release, gpu, asked, said, tmp_path):
+def test_an_nvcc_of_another_cuda_leaves_the_ops_for_the_cpu(
+    version_by_setup, monkeypatch, tmp_path, release, gpu, asked, said
+):
     nvcc = tmp_path / 'bin/nvcc'
     nvcc.parent.mkdir()
     nvcc.write_text(f'#!/bin/sh\necho "Cuda compilation tools, release {release}, V{release}.1"\n')
     nvcc.chmod(0o755)
-    code = (
-        'import runpy, sys, torch\n'
-        f'torch.cuda.is_available, torch.version.cuda = lambda: {gpu}, "13.0"\n'
-        'sys.argv = ["setup.py", "--version"]; runpy.run_path("setup.py", run_name="__main__")'
-    )
-    env = dict(CUDA_HOME=str(tmp_path), **(dict(FORCE_CUDA=asked) if asked else {}))
-    result = run_python('-c', code, **env)
-    assert bool(result.returncode) == (asked == '1')
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: gpu)
+    monkeypatch.setattr(torch.version, 'cuda', '13.0')
+    result = version_by_setup(CUDA_HOME=str(tmp_path), **asked)
+    assert bool(result.returncode) == (asked == dict(FORCE_CUDA='1'))
     assert re.search(said, result.stderr, re.DOTALL), result.stderr
 
 
