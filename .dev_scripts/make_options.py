@@ -31,8 +31,8 @@ def registered(base: type) -> List[type]:
     return sorted((cls for cls in ours if issubclass(cls, base)), key=lambda cls: cls.__name__)
 
 
-def told(documented: Any, section: str = 'Args') -> Dict[str, str]:
-    """What a section of a docstring says of each name, as Markdown."""
+def texts_of(documented: Any, section: str = 'Args') -> Dict[str, str]:
+    """The text on each name in a section of a docstring, as Markdown."""
     doc = inspect.getdoc(documented) or ''
     found = re.search(SECTION.format(section), doc, re.MULTILINE | re.DOTALL)
     text = found[1] + '\n' if found else ''
@@ -49,12 +49,15 @@ def markdown(text: str) -> str:
 
 def shown(name: str, options: Dict[str, Any]) -> str:
     """``name(option=value)``, or the name alone without options."""
-    return name + (f'({", ".join(f"{k}={v!r}" for k, v in options.items())})' if options else '')
+    if not options:
+        return name
+    return f'{name}({", ".join(f"{key}={value!r}" for key, value in options.items())})'
 
 
 def options_table(documented: Any) -> str:
-    """The arguments whose meaning the docstring tells itself; empty where there is none."""
-    texts, rows = told(documented), []
+    """The arguments that the docstring itself explains; empty where there is none."""
+    texts = texts_of(documented)
+    rows = []
     for name, parameter in inspect.signature(documented).parameters.items():
         if name in texts and not re.match(r'As in `\w+`\.', texts[name]):
             rows.append(option_row(name, texts[name], parameter.default))
@@ -62,7 +65,7 @@ def options_table(documented: Any) -> str:
 
 
 def option_row(name: str, text: str, default: Any) -> List[str]:
-    """A default that is None is told by the text; any other is not told twice."""
+    """A row of a table. The text has a default that is None, and no other default."""
     if default in (None, inspect.Parameter.empty):
         return [f'`{name}`', '', text]
     last = re.search(r' Default: `?([^` ]+)`?\.$', text)
@@ -129,7 +132,7 @@ def tables() -> Dict[str, str]:
     backbones = [cls for cls in registered(PyramidBackbone) if cls is not PyramidBackbone]
     attentions = registered(BaseAttention)
     framed = [cls for cls in attentions if issubclass(cls, QKVAttention)]
-    texts = told(Frame, 'Attributes')
+    texts = texts_of(Frame, 'Attributes')
     rows = [option_row(field.name, texts[field.name], field.default) for field in fields(Frame)]
     # What an attention can do in the place of torch.nn.MultiheadAttention, or why not.
     multihead = []

@@ -23,19 +23,16 @@ def parser_of_pages(description: str) -> ToolParser:
 
 def write_pages(pages: Dict[Path, Union[str, bytes]], args: argparse.Namespace) -> None:
     """Write the pages that have changed. With ``--check`` the script ends with their names."""
-    contents = {
-        path: page.encode() if isinstance(page, str) else page for path, page in pages.items()
-    }
-    late = [
-        path
-        for path, content in contents.items()
-        if not path.is_file() or path.read_bytes() != content
-    ]
+    late = {}
+    for path, page in pages.items():
+        content = page.encode() if isinstance(page, str) else page
+        if not path.is_file() or path.read_bytes() != content:
+            late[path] = content
     names = ', '.join(str(path.relative_to(ROOT)) for path in late)
     if args.check and late:
         sys.exit(f'not in step: {names}; run python .dev_scripts/{Path(sys.argv[0]).name}')
-    for path in late:
-        path.write_bytes(contents[path])
+    for path, content in late.items():
+        path.write_bytes(content)
     print(f'wrote {names}' if late else 'all pages are in step')
 
 
@@ -52,8 +49,12 @@ def with_tables(text: str, kind: str, table: Callable[[str], str]) -> str:
     Raises:
         ValueError: If a table has no end.
     """
-    begin, end = rf'<!-- {kind}: (\S+) -->', f'<!-- end of {kind} -->'
+    begin = rf'<!-- {kind}: (\S+) -->'
+    end = f'<!-- end of {kind} -->'
     if len(re.findall(begin, text)) != text.count(end):
         raise ValueError(f'not each <!-- {kind}: NAME --> has its {end}; put both around a table')
-    marked = re.compile(rf'({begin}\n).*?({end})', re.DOTALL)
-    return marked.sub(lambda found: f'{found[1]}\n{table(found[2])}\n\n{found[3]}', text)
+
+    def made_anew(match: 're.Match[str]') -> str:
+        return f'{match[1]}\n{table(match[2])}\n\n{match[3]}'
+
+    return re.sub(rf'({begin}\n).*?({end})', made_anew, text, flags=re.DOTALL)

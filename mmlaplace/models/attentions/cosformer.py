@@ -75,21 +75,22 @@ class CosformerAttention(QKVAttention):
     def turns(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """Cosines and sines whose products are the weights of places, ``(N, 2)`` or ``(N, 4)``."""
 
-        def of(count: int) -> Tensor:
+        def waves(count: int) -> Tensor:
             place = torch.arange(1, count + 1, device=x.device, dtype=x.dtype)
             angle = place * (math.pi / 2 / count)
             return torch.stack([angle.sin(), angle.cos()], dim=-1)
 
         if self.positions == 'flattened':
-            return of(x.shape[2])
-        rows, columns = (of(side) for side in hw_shape)  # (H, 2), (W, 2)
+            return waves(x.shape[2])
+        rows, columns = (waves(side) for side in hw_shape)  # (H, 2), (W, 2)
         return (rows[:, None, :, None] * columns[None, :, None, :]).reshape(x.shape[2], 4)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
             turns = self.turns(query, hw_shape).unsqueeze(-1)  # (N, 2 or 4, 1)
-            query, key = ((F.relu(x).unsqueeze(-2) * turns).flatten(-2) for x in (query, key))
+            query = (F.relu(query).unsqueeze(-2) * turns).flatten(-2)
+            key = (F.relu(key).unsqueeze(-2) * turns).flatten(-2)
             summed = key.transpose(-2, -1) @ value
             weights = query @ key.sum(-2).unsqueeze(-1)
             return (query @ summed / weights.clamp(min=self.eps)).to(v.dtype)

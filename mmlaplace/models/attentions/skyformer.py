@@ -121,14 +121,13 @@ class SkyformerAttention(QKVAttention):
         """Indices of a sets of landmarks in the queries and then the keys, ``(images, 2 a m)``."""
         count = self.accumulation * self.num_landmarks
         if self.training:
-            of_queries = torch.randint(queries, (images, count), device='cpu')
-            of_keys = torch.randint(keys, (images, count), device='cpu')
+            query_index = torch.randint(queries, (images, count), device='cpu')
+            key_index = torch.randint(keys, (images, count), device='cpu')
         else:
-            of_queries, of_keys = (
-                (part * tokens).long().expand(images, -1)
-                for part, tokens in zip(spread_numbers(2 * count).chunk(2), (queries, keys))
-            )
-        return torch.cat([of_queries, of_keys + queries], dim=1)
+            first, second = spread_numbers(2 * count).chunk(2)
+            query_index = (first * queries).long().expand(images, -1)
+            key_index = (second * keys).long().expand(images, -1)
+        return torch.cat([query_index, key_index + queries], dim=1)
 
     def landmarks(self, q: Tensor, k: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """Landmarks of queries and of keys, in a sets, ``(B, heads, 2 a m, d)``."""
@@ -160,9 +159,8 @@ class SkyformerAttention(QKVAttention):
             root = mat.sum(-1, keepdim=True).rsqrt()  # (B, heads, 2 m, 1)
             normalized = root * mat * root.transpose(-2, -1)
             inverse = self.pseudo_invert(normalized)
-            of_queries, of_keys = (
-                self.summed(gaussian_kernel(x, landmarks, self.bandwidth)) for x in (query, key)
-            )
-            gathered = root * (of_keys.transpose(-2, -1) @ value)  # (B, heads, 2 m, d)
+            query_kernel = self.summed(gaussian_kernel(query, landmarks, self.bandwidth))
+            key_kernel = self.summed(gaussian_kernel(key, landmarks, self.bandwidth))
+            gathered = root * (key_kernel.transpose(-2, -1) @ value)  # (B, heads, 2 m, d)
             gathered = root * (inverse.transpose(-2, -1) @ gathered)
-            return (of_queries @ gathered).to(v.dtype)
+            return (query_kernel @ gathered).to(v.dtype)
