@@ -77,7 +77,9 @@ def main() -> None:
     for model in args.model:
         if len(model) > 3:
             parser.error(f'--model {" ".join(model)}: give a config, a checkpoint and a name')
-        config, checkpoint, name = (*model, None, None)[:3]
+        config = model[0]
+        checkpoint = model[1] if len(model) > 1 else None
+        name = model[2] if len(model) > 2 else None
         try:
             source = from_config(config, checkpoint, name)
         except Exception as error:  # a config runs code, which may raise anything

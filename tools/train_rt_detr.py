@@ -57,10 +57,10 @@ class CocoImages(CocoDetection):
         self.categories = sorted(known)  # by label: COCO's own have gaps
 
     def __getitem__(self, index: int) -> dict:
-        image, found = super().__getitem__(index)
+        image, annotations = super().__getitem__(index)
         labelled = [
             dict(a, category_id=self.categories.index(a['category_id']))
-            for a in found
+            for a in annotations
             if not a['iscrowd']
         ]
         batch = self.processor(image, dict(image_id=self.ids[index], annotations=labelled))

@@ -50,10 +50,12 @@ def run_check(title: str) -> List[Finding]:
 
 def versions() -> Dict[str, Optional[str]]:
     """Versions of Python, mmlaplace and CUDA, and of the other packages by distribution."""
-    found = dict(python=platform.python_version(), mmlaplace=__version__, cuda=torch.version.cuda)
+    versions_by_name = dict(
+        python=platform.python_version(), mmlaplace=__version__, cuda=torch.version.cuda
+    )
     for import_name in TESTED:
-        found.update(installed_distributions(import_name))
-    return found
+        versions_by_name.update(installed_distributions(import_name))
+    return versions_by_name
 
 
 def show(console: Console, report: Dict[str, List[Finding]]) -> None:
@@ -128,6 +130,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         console = Console()
         show(console, report)
-        verdict = f'{problems} problem{"s" * (problems != 1)}' if problems else 'All right'
+        verdict = 'All right'
+        if problems:
+            verdict = '1 problem' if problems == 1 else f'{problems} problems'
         console.print(f'\n{verdict} (checked in {seconds:.0f} s)')
     return int(problems > 0)

@@ -105,7 +105,7 @@ def _state_of(name: str) -> _State:
     with torch.device('meta'):
         backbone = MODELS.build(dict(PUBLISHED[name].backbone, out_indices=-1))
         behind = MODELS.build(neck).state_dict() if neck else {}
-    resized = set()
+    resized: Set[str] = set()
     for path, part in backbone.named_modules():
         if hasattr(part, 'resize_weight'):
             resized.update(f'{path}.{own}' for own, _ in part.named_parameters(recurse=False))

@@ -190,10 +190,10 @@ def read_config(path: str, *keys: str, options: Optional[dict] = None) -> Config
         end_tool(f'{path} cannot be read as a config ({reason}); mend it, or name another one')
     cfg.merge_from_dict(options or {})
     for key in keys:
-        found = cfg
+        value = cfg
         for part in key.split('.'):
-            found = found.get(part) if isinstance(found, (Config, dict)) else None
-        if found is None:
+            value = value.get(part) if isinstance(value, (Config, dict)) else None
+        if value is None:
             end_tool(f'{path} has no {key}; name a whole config, and no base')
     return cfg
 
@@ -265,12 +265,12 @@ def build_backbone(config: str, checkpoint: Optional[str] = None) -> nn.Module:
     """Build the backbone of a config in eval mode. Without a checkpoint its weights are random."""
     cfg = read_config(config, 'model.backbone')
     check_backbone(cfg, config)
-    found = cfg.model.backbone
+    backbone_cfg = cfg.model.backbone
     try:
-        backbone = MODELS.build(dict(found, init_cfg=None))
+        backbone = MODELS.build(dict(backbone_cfg, init_cfg=None))
     except KeyError as error:  # of the registry, in many words
         end_tool(
-            f'{config} has a backbone of type {found.get("type")!r}, which is none of '
+            f'{config} has a backbone of type {backbone_cfg.get("type")!r}, which is none of '
             f'mmlaplace ({str(error).splitlines()[0]})'
         )
     if not hasattr(backbone, 'stages'):

@@ -118,7 +118,7 @@ class WatchAttentionHook(Hook):
         images = data_batch['inputs'][: self.images]
         # Models are tested on images of one size.
         kept = [i for i, image in enumerate(images) if image.shape == images[0].shape]
-        kept_batch = {}
+        kept_batch: Dict[str, Any] = {}
         for key, values in data_batch.items():
             if isinstance(values, Tensor):
                 kept_batch[key] = values[kept]

@@ -108,10 +108,10 @@ class Attempt:
 
 def parse_size(text: str) -> Tuple[int, int]:
     """Side and batch of ``224x8``, or of ``224``."""
-    found = re.fullmatch(r'([1-9]\d*)(?:x([1-9]\d*))?', text)
-    if found is None:
+    match = re.fullmatch(r'([1-9]\d*)(?:x([1-9]\d*))?', text)
+    if match is None:
         raise argparse.ArgumentTypeError(f'{text!r}: give SIDExBATCH such as 224x8, or SIDE')
-    return int(found[1]), int(found[2] or 1)
+    return int(match[1]), int(match[2] or 1)
 
 
 def step_of(model: nn.Module, images: Tensor, train: bool, mode: str) -> Callable:

@@ -54,8 +54,8 @@ def enlarged(data: dict, gamma: float) -> np.ndarray:
 def classified(image: np.ndarray, sample, visualizer, classes) -> tuple:
     """The image, and predicted and true class above it."""
     truth, predicted = sample.gt_label.item(), sample.pred_label.item()
-    named = [classes[label] if classes else label for label in (predicted, truth)]
-    title = f'{named[0]} ({sample.pred_score.max():.0%})\ntrue: {named[1]}'
+    names = [classes[label] if classes else label for label in (predicted, truth)]
+    title = f'{names[0]} ({sample.pred_score.max():.0%})\ntrue: {names[1]}'
     return image, title, 'darkgreen' if truth == predicted else 'crimson'
 
 
@@ -89,14 +89,14 @@ def title_of(sample, classes) -> tuple:
 
 def name_boxes(axis, sample, classes) -> None:
     """Write class and score above each box, larger than the toolbox does."""
-    found = sample.pred_instances
-    for box, label, score in zip(found.bboxes, found.labels, found.scores):
+    detections = sample.pred_instances
+    for box, label, score in zip(detections.bboxes, detections.labels, detections.scores):
         left, top = box[:2].tolist()
-        named = classes[label] if classes else int(label)
+        name = classes[label] if classes else int(label)
         axis.text(
             left,
             max(top, 0),
-            f'{named} {score:.0%}',
+            f'{name} {score:.0%}',
             fontsize=8,
             color='white',
             va='bottom',

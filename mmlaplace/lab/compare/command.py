@@ -190,8 +190,10 @@ def bad_input(text: str, status: int = 2) -> int:
 def command_line(args: argparse.Namespace) -> str:
     """The command with what decides its results."""
     words = ['python', '-m', 'mmlaplace', 'compare', args.attention, '--with', *args.others]
-    words += ['--own-frames'] * args.own_frames
-    words += ['--budget', str(args.budget)] if args.budget else []
+    if args.own_frames:
+        words.append('--own-frames')
+    if args.budget:
+        words += ['--budget', str(args.budget)]
     return shlex.join(words)
 
 
@@ -201,10 +203,13 @@ def chosen(names: Sequence[str], own_frames: bool) -> List[Candidate]:
     Raises:
         ValueError: For an unknown name, or where no other attention is left.
     """
-    found = {one.label: one for one in reversed([candidate(n, own_frames) for n in names])}
-    if len(found) < 2:
+    candidates: Dict[str, Candidate] = {}
+    for name in names:
+        one = candidate(name, own_frames)
+        candidates.setdefault(one.label, one)
+    if len(candidates) < 2:
         raise ValueError('--with names no attention but yours; name another, such as Softmax')
-    return list(reversed(found.values()))
+    return list(candidates.values())
 
 
 def settings_of(one: Candidate, args: argparse.Namespace) -> dict:

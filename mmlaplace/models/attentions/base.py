@@ -183,8 +183,10 @@ class QKVAttention(BaseAttention):
         dims = frame.pop('dims', None)  # no option of users, so it is not in the signature
         # Where heads have a width of their own, they need not divide C.
         super().__init__(embed_dims, num_heads if dims is None else 1, input_resolution, init_cfg)
-        self.frame = own = replace(type(self).frame, **frame)
-        self.dims = dims = dims or Dims(embed_dims, embed_dims, embed_dims)
+        own = replace(type(self).frame, **frame)
+        self.frame = own
+        dims = dims or Dims(embed_dims, embed_dims, embed_dims)
+        self.dims = dims
         self.check_dims(num_heads)
         self.num_heads = num_heads
         self.head_dims = dims.key // num_heads
@@ -197,10 +199,16 @@ class QKVAttention(BaseAttention):
         form = 'q_kv' if own.sr_ratio > 1 else own.qkv
         of_tokens, of_map = QKV_FORMS[form]
         channels = dict(q=dims.key, k=dims.key, v=dims.value)
-        self.parts = [channels[part] for part in of_tokens] + [dims.value] * own.gate
+        self.parts = [channels[part] for part in of_tokens]
+        if own.gate:
+            self.parts.append(dims.value)
         self.qkv = nn.Linear(embed_dims, sum(self.parts), own.qkv_bias)
-        self.kv = nn.Linear(embed_dims, dims.key + dims.value, own.qkv_bias) if of_map else None
-        self.sr = PatchEmbed(embed_dims, embed_dims, own.sr_ratio) if own.sr_ratio > 1 else None
+        self.kv = None
+        if of_map:
+            self.kv = nn.Linear(embed_dims, dims.key + dims.value, own.qkv_bias)
+        self.sr = None
+        if own.sr_ratio > 1:
+            self.sr = PatchEmbed(embed_dims, embed_dims, own.sr_ratio)
         self.key_positions = None
         if own.key_positions:
             table = torch.zeros(1, dims.key, *self.kv_shape(self.input_resolution))
@@ -213,8 +221,9 @@ class QKVAttention(BaseAttention):
             self.lepe = DepthwiseConv(
                 dims.value, own.lepe_kernel, num_heads, own.lepe_filters, own.lepe_bias
             )
-        kernel = own.second_lepe_kernel
-        self.second_lepe = DepthwiseConv(dims.value, kernel) if kernel else None
+        self.second_lepe = None
+        if own.second_lepe_kernel:
+            self.second_lepe = DepthwiseConv(dims.value, own.second_lepe_kernel)
         self.proj = nn.Linear(dims.value, dims.out) if own.proj else nn.Identity()
         self.proj_drop = nn.Dropout(own.proj_drop)
 

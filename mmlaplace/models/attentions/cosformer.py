@@ -80,7 +80,8 @@ class CosformerAttention(QKVAttention):
             query, key, value = upcast(q, k, v)
             sides = (q.shape[2],) if self.positions == 'flattened' else tuple(hw_shape)
             turns = computed_once(turns_of, sides, query.dtype, like=q)  # (N, 2 or 4, 1)
-            query, key = ((F.relu(x).unsqueeze(-2) * turns).flatten(-2) for x in (query, key))
+            query = (F.relu(query).unsqueeze(-2) * turns).flatten(-2)
+            key = (F.relu(key).unsqueeze(-2) * turns).flatten(-2)
             summed = key.transpose(-2, -1) @ value
             weights = query @ key.sum(-2).unsqueeze(-1)
             return (query @ summed / weights.clamp(min=self.eps)).to(v.dtype)

@@ -131,7 +131,7 @@ class FaViTAttention(BaseAttention):
         source, source_shape = self.sr(tokens_to_map(source, hw_shape))
         k, v = self.kv(source).chunk(2, dim=-1)
         v = v + self.lepe(v, source_shape)
-        out = [softmax_attention(*(t.unsqueeze(1) for t in (q, k, v))).squeeze(1)]
+        out = [softmax_attention(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)).squeeze(1)]
         # Queries of a head are together, and keys of a part.
         parts = self.num_heads, len(self.steps)
         size = q_local.shape[2] // (parts[0] * parts[1])
@@ -142,6 +142,7 @@ class FaViTAttention(BaseAttention):
             k, v = self.window_kv[i](self.window_in[i](means)).chunk(2, dim=-1)
             v = v.transpose(1, 2).flatten(2)  # (B, 49, heads * d)
             v = (v + self.window_lepe[i](v, (SIDE, SIDE))).unflatten(-1, (self.num_heads, -1))
-            q, v = (t.transpose(1, 2) for t in (queries[i], v))
+            q = queries[i].transpose(1, 2)
+            v = v.transpose(1, 2)
             out.append(softmax_attention(q, k, v).transpose(1, 2).flatten(2))
         return self.proj(torch.cat(out, dim=-1))

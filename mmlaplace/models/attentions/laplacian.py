@@ -196,8 +196,8 @@ class LaplacianAttention(QKVAttention):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         if q.is_cuda and hw_shape is not None and self.has_own_steps():
-            marks = self.landmarks.count(hw_shape)
-            if self.solver in ('auto', 'cholesky') and fits(q, k, v, marks):
+            count = self.landmarks.count(hw_shape)
+            if self.solver in ('auto', 'cholesky') and fits(q, k, v, count):
                 return self.mix_in_one_op(q, k, v, hw_shape)
         landmarks = self.landmarks(k, hw_shape, self.rotary)  # (B, heads, m, d), at least fp32
         inverse = self.invert(self.kernel_fn(landmarks, landmarks, self.bandwidth))

@@ -57,10 +57,11 @@ def axis_tiles(side: int, kernel_size: int, dilation: int, device: torch.device)
     key = key.minimum(length - 1)  # a window may be longer than a residue
 
     place = torch.arange(side, device=device)
-    step, own = place // dilation, place % dilation
-    tile_of = own * tiles + step // count
-    slots = tile_of * count + step - start.flatten()[tile_of]
-    queries, keys = (steps * dilation + residue for steps in (query, key))
+    step, own_residue = place // dilation, place % dilation
+    own_tile = own_residue * tiles + step // count
+    slots = own_tile * count + step - start.flatten()[own_tile]
+    queries = query * dilation + residue
+    keys = key * dilation + residue
     return AxisTiles(queries.flatten(0, 1), keys.flatten(0, 1), seen.flatten(0, 1), slots)
 
 
@@ -165,10 +166,12 @@ class NeighborhoodAttention(QKVAttention):
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
             query = cut(query, hw_shape, rows.queries, columns.queries)
-            key, value = (cut(x, hw_shape, rows.keys, columns.keys) for x in (key, value))
+            key = cut(key, hw_shape, rows.keys, columns.keys)
+            value = cut(value, hw_shape, rows.keys, columns.keys)
             # Heads are of one batch, so that tiles stand where PyTorch has heads.
-            query, key, value = (x.flatten(0, 1) for x in (query, key, value))
-            out = softmax_attention(query, key, value, attn_mask=seen)
+            out = softmax_attention(
+                query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1), attn_mask=seen
+            )
             out = out.unflatten(0, q.shape[:2])
             out = out.unflatten(3, (rows.queries.shape[1], columns.queries.shape[1]))
             out = out.unflatten(2, (rows.queries.shape[0], columns.queries.shape[0]))

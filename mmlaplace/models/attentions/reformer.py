@@ -147,8 +147,11 @@ class ReformerAttention(QKVAttention):
         """Places of the tokens in each round, ``(B, heads, R, padded)``; padding comes last."""
         rotations = self.rotations(padded // self.bucket_size, q)
         # One round after the other: all at once would hold R N^2 / b values.
-        turned = (q @ rotation for rotation in rotations)  # (B, heads, N, buckets / 2)
-        bucket = torch.stack([torch.cat([t, -t], dim=-1).argmax(-1) for t in turned], dim=2)
+        buckets = []
+        for rotation in rotations:
+            turned = q @ rotation  # (B, heads, N, buckets / 2)
+            buckets.append(torch.cat([turned, -turned], dim=-1).argmax(-1))
+        bucket = torch.stack(buckets, dim=2)
         bucket = F.pad(bucket, (0, padded - q.shape[2]), value=MOST_BUCKETS)
         place = computed_once(numbers, padded, like=q)
         return (bucket * padded + place).argsort(-1)
@@ -213,18 +216,18 @@ class ReformerAttention(QKVAttention):
             return torch.cat([x, before], dim=3)
 
         back = order.argsort(-1)  # (B, heads, R, padded)
-        near, place = chunks(query), in_chunks(flat)
-        keys, values, key_place = (
-            with_chunk_before(x) for x in (unit_vectors(near), chunks(value), place)
-        )
+        queries = chunks(query)
+        place = in_chunks(flat)
+        keys = with_chunk_before(unit_vectors(queries))
+        values = with_chunk_before(chunks(value))
+        key_place = with_chunk_before(place)
         # A graph for maps of any size has the mask of the padding, whether or not it pads.
         hidden = key_place >= tokens if exporting() or padded > tokens else None
         counts = None if self.duplicates else self._counts(back, place, key_place)
-        out, weight = self._attend(near, keys, values, place, key_place, hidden, counts)
+        out, weight = self._attend(queries, keys, values, place, key_place, hidden, counts)
         back = back[..., :tokens].unsqueeze(-1)  # (B, heads, R, N, 1)
-        out, weight = (
-            x.reshape(*x.shape[:2], self.num_hashes, padded, x.shape[-1]) for x in (out, weight)
-        )
+        out = out.reshape(*out.shape[:2], self.num_hashes, padded, out.shape[-1])
+        weight = weight.reshape(*weight.shape[:2], self.num_hashes, padded, 1)
         out = out.gather(3, back.expand(-1, -1, -1, -1, out.shape[-1]))
         return (out * weight.gather(3, back).softmax(2)).sum(2)
 

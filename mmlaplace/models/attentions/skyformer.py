@@ -160,12 +160,11 @@ class SkyformerAttention(QKVAttention):
             root = mat.sum(-1, keepdim=True).rsqrt()  # (B, heads, 2 m, 1)
             normalized = root * mat * root.transpose(-2, -1)
             inverse = self.pseudo_invert(normalized)
-            of_queries, of_keys = (
-                self.summed(gaussian_kernel(x, landmarks, self.bandwidth)) for x in (query, key)
-            )
-            gathered = root * (of_keys.transpose(-2, -1) @ value)  # (B, heads, 2 m, d)
+            query_kernel = self.summed(gaussian_kernel(query, landmarks, self.bandwidth))
+            key_kernel = self.summed(gaussian_kernel(key, landmarks, self.bandwidth))
+            gathered = root * (key_kernel.transpose(-2, -1) @ value)  # (B, heads, 2 m, d)
             gathered = root * (inverse.transpose(-2, -1) @ gathered)
-            return (of_queries @ gathered).to(v.dtype)
+            return (query_kernel @ gathered).to(v.dtype)
 
 
 def spread_draw(count: int, queries: int, keys: int, device: torch.device) -> Tensor:

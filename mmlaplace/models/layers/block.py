@@ -297,13 +297,14 @@ class TransformerBlock(Block):
         self.attn = MODELS.build(attn_cfg)
         self.norm2 = build_token_norm(norm_cfg, embed_dims)
         self.ffn = FFN(embed_dims, ffn_ratio, drop_rate, **(ffn_cfg or {}))
-        # None leaves a part out.
-        self.scale1, self.scale2 = (
-            None if layer_scale is None else LayerScale(embed_dims, layer_scale) for _ in range(2)
-        )
-        self.cpe1, self.cpe2 = (
-            DepthwiseConv(embed_dims, kernel) if kernel else None for kernel in cpe_kernels
-        )
+        self.scale1 = None
+        self.scale2 = None
+        if layer_scale is not None:
+            self.scale1 = LayerScale(embed_dims, layer_scale)
+            self.scale2 = LayerScale(embed_dims, layer_scale)
+        first_kernel, second_kernel = cpe_kernels
+        self.cpe1 = DepthwiseConv(embed_dims, first_kernel) if first_kernel else None
+        self.cpe2 = DepthwiseConv(embed_dims, second_kernel) if second_kernel else None
         self.norm_first = norm_first
 
     def branches(self) -> List[Tuple[Any, nn.Module, Callable, Any]]:

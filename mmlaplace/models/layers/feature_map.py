@@ -119,7 +119,8 @@ def resize_map(
 
 def taps(x: Tensor, size: int) -> List[Tensor]:
     """What each tap of a ``size`` x ``size`` kernel sees of zero-padded maps ``(B, C, H, W)``."""
-    (height, width), padded = x.shape[2:], F.pad(x, [size // 2] * 4)
+    height, width = x.shape[2:]
+    padded = F.pad(x, [size // 2] * 4)
     return [
         padded[:, :, row : row + height, column : column + width]
         for row in range(size)

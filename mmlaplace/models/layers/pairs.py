@@ -105,9 +105,10 @@ def check_pairs_fit(attention: object, q: Tensor, k: Tensor, matrices: Tuple[int
     count = matrices[1] if training else matrices[0]
     one = batch * heads * queries * k.shape[2] * max(q.element_size(), 4)  # fp32 at least
     if count * one > MOST_BYTES:
+        images = f'{batch} images' if batch > 1 else f'{batch} image'
         raise ValueError(
-            f'{type(attention).__name__} has a weight for each pair of tokens: {batch} '
-            f'image{"s" * (batch > 1)} x {heads} heads x {queries} queries x {k.shape[2]} keys are '
+            f'{type(attention).__name__} has a weight for each pair of tokens: {images} x {heads} '
+            f'heads x {queries} queries x {k.shape[2]} keys are '
             f'{one / 1e9:.1f} GB, and with {count} such matrices at a time {count * one / 1e9:.1f} '
             f'GB, more than {MOST_BYTES / 1e9:.0f} GB; take smaller images or batches, '
             'an attention that is linear in the tokens or, where the attention has it, sr_ratio, '

@@ -251,13 +251,11 @@ class PyramidBackbone(KnownOptions, StrictLoading):
         :class:`mmlaplace.engine.NoDecayOptimWrapperConstructor` calls this method, and so does
         timm.
         """
-        named = {
-            f'{path}.{name}'
-            for path, module in self.named_modules()
-            if path and hasattr(module, 'no_weight_decay')
-            for name in module.no_weight_decay()
-        }
-        return named & {name for name, _ in self.named_parameters()}
+        names = set()
+        for path, module in self.named_modules():
+            if path and hasattr(module, 'no_weight_decay'):
+                names |= {f'{path}.{name}' for name in module.no_weight_decay()}
+        return names & {name for name, _ in self.named_parameters()}
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> Tuple[int, int]:
         """The depth of a parameter, for layer-wise learning rates, and the number of depths.
@@ -276,12 +274,15 @@ class PyramidBackbone(KnownOptions, StrictLoading):
         inside = param_name.startswith(prefix)
         kind, *path = (param_name[len(prefix) :] if inside else '').split('.')
         if kind == 'stages':
-            stage, block = int(path[0]), int(path[2]) if path[1] == 'blocks' else None
-            if path[1] == 'norm':
+            stage = int(path[0])
+            block = 0  # of patch embeddings and positions, which come before it
+            if path[1] == 'blocks':
+                block = int(path[2])
+            elif path[1] == 'norm':
                 block = self.depths[stage] - 1
-            if block is None and stage == 0:
+            elif stage == 0:
                 return 0, num_layers
-            return sum(self.depths[:stage]) + (block or 0) + 1, num_layers
+            return sum(self.depths[:stage]) + block + 1, num_layers
         norms = {f'norm{i}': sum(self.depths[: i + 1]) for i in range(self.num_stages - 1)}
         return norms.get(kind, num_layers - 1), num_layers
 
@@ -301,8 +302,9 @@ class PyramidBackbone(KnownOptions, StrictLoading):
         """
         block = re.compile(r'stages\.(\d+)\.blocks\.(\d+)\.')
         depths: Dict[int, Set[str]] = {}
-        for match in filter(None, map(block.match, names)):
-            depths.setdefault(int(match[1]), set()).add(match[2])
+        for name in names:
+            if match := block.match(name):
+                depths.setdefault(int(match[1]), set()).add(match[2])
         for i, depth in enumerate(self.depths[: len(self.stages)]):
             if len(depths.get(i, ())) not in (0, depth):
                 raise ValueError(
@@ -321,7 +323,7 @@ class PyramidBackbone(KnownOptions, StrictLoading):
         for i in range(self.num_stages):
             saved = {name for name in names if name.startswith(f'norm{i}.')}
             norm = getattr(self, f'norm{i}', None)
-            own = {f'norm{i}.{name}' for name in norm.state_dict()} if norm is not None else set()
+            own = set() if norm is None else {f'norm{i}.{name}' for name in norm.state_dict()}
             if not own or (has_norms and not own & saved):
                 other |= saved | own
         return other
