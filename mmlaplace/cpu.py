@@ -90,7 +90,12 @@ def optimize(
                     part._modules[name] = packed[child]
     else:
         # Instead of a copy of a layer, the packed one.
-        model = copy.deepcopy(model, {id(layer): new for layer, new in packed.items()})
+        memo: Dict[int, Any] = {id(layer): new for layer, new in packed.items()}
+        for part in model.modules():
+            for value in vars(part).values():
+                if isinstance(value, Tensor) and not value.is_leaf:
+                    memo[id(value)] = value.detach().clone()  # which torch does not copy
+        model = copy.deepcopy(model, memo)
     for part in model.modules():
         if not isinstance(part, Packed) and any(isinstance(p, Packed) for p in part.modules()):
             part.__dict__['_apply'] = MethodType(convert_all_or_none, part)
