@@ -18,6 +18,7 @@ import torch.nn as nn
 from conftest import Call
 from mmengine.logging import HistoryBuffer
 from mmengine.registry import PARAM_SCHEDULERS
+from mmengine.runner import checkpoint as mmengine_checkpoints
 from saved_weights import same, save
 from small_backbone import build
 
@@ -215,3 +216,17 @@ def test_getattr_is_a_name_only(tmp_path):
     with pytest.raises(ValueError, match='not callable'):
         read_state_dict(tmp_path / 'call.pth')
     assert HistoryBuffer._statistics_methods == statistics
+
+
+def test_mmengine_loads_the_curves_of_a_run_without_a_warning(tmp_path, monkeypatch):
+    """It would say that the file could not safely be loaded, and then run all code in it."""
+    load = getattr(mmengine_checkpoints, '_safe_torch_load', None)
+    if load is None:
+        pytest.skip('this mmengine has one way to load')
+    history = HistoryBuffer([1.0, np.float64(2), np.float32(3), np.int64(4)], [1, 1, 1, 1])
+    path = tmp_path / 'run.pth'
+    torch.save(dict(state_dict={}, message_hub=dict(log_scalars=dict(loss=history))), path)
+    said = []
+    monkeypatch.setattr(mmengine_checkpoints, 'print_log', lambda text, **_: said.append(text))
+    assert load(path)['message_hub']['log_scalars']['loss'].current() == 4
+    assert said == []

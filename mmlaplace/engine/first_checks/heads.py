@@ -20,8 +20,8 @@ def check_heads(leaf: Any, split: str, model: Any) -> None:
     for path, count in _heads(model):
         if count != len(names):
             raise FirstCheckError(
-                f'model.{path} has num_classes={count}, and the {split} data of {source_of(leaf)} '
-                f'has {len(names)} classes, {shown(names)}; set num_classes={len(names)} there, or '
+                f'{path} has num_classes={count}, and the {split} data of {source_of(leaf)} has '
+                f'{len(names)} classes, {shown(names)}; set num_classes={len(names)} there, or '
                 f'correct metainfo.classes of {split}_dataloader.dataset'
             )
 
@@ -40,4 +40,4 @@ def _heads(model: Any) -> Iterator[Tuple[str, int]]:
         if path.endswith('rpn_head') or type(part).__name__ in OTHERS:
             continue
         if not getattr(part, 'class_agnostic', False):
-            yield path, count
+            yield f'model.{path}'.rstrip('.'), count

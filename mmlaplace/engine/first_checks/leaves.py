@@ -61,7 +61,8 @@ def source_of(leaf: Any) -> str:
     annotations = getattr(leaf, 'ann_file', '')
     if annotations and os.path.isfile(annotations):
         return str(annotations)
-    return str(image_folder(leaf) or annotations or getattr(leaf, 'data_root', ''))
+    place = str(image_folder(leaf) or annotations or getattr(leaf, 'data_root', ''))
+    return place.rstrip('/') or place
 
 
 def image_folder(leaf: Any) -> str:
