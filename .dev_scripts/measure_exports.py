@@ -38,48 +38,22 @@ class Row(NamedTuple):
 
     @property
     def log(self) -> Path:
-        parts = [Path(self.config).name, self.format]
-        parts.append(f'{self.side}x{self.side}' if self.side else 'dynamic')
-        if self.native:
-            parts.append('native')
-        return LOGS / f'{"_".join(parts)}.json'
+        size = f'{self.side}x{self.side}' if self.side else 'dynamic'
+        return LOGS / f'{Path(self.config).name}_{self.format}_{size}{"_native" * self.native}.json'
 
 
-LAPLACIANFORMER = (
-    'LaplacianFormer-tiny',
-    'classification/laplacianformer/laplacianformer-tiny_8xb128_in1k',
-)
-SOFTPP = ('SOFT++-tiny', 'classification/soft/softpp-tiny_8xb128_in1k')
-POLA_PVT = (
-    'PolaFormer-PVT-tiny',
-    'classification/polaformer/polaformer-pvt-tiny_8xb128_in1k',
-)
-POLA_SWIN = (
-    'PolaFormer-Swin-tiny',
-    'classification/polaformer/polaformer-swin-tiny_8xb128_in1k',
-)
+CLASSIFIERS = [
+    ('LaplacianFormer-tiny', 'classification/laplacianformer/laplacianformer-tiny_8xb128_in1k'),
+    ('SOFT++-tiny', 'classification/soft/softpp-tiny_8xb128_in1k'),
+    ('PolaFormer-PVT-tiny', 'classification/polaformer/polaformer-pvt-tiny_8xb128_in1k'),
+    ('PolaFormer-Swin-tiny', 'classification/polaformer/polaformer-swin-tiny_8xb128_in1k'),
+]
 DETECTION, SEGMENTATION = 'detection/laplacianformer', 'segmentation/laplacianformer'
+SIZES = ((512, False), (224, True), (512, True))
 ROWS = [
-    Row(*LAPLACIANFORMER, 'onnx'),
-    Row(*LAPLACIANFORMER, 'pt2'),
-    Row(*LAPLACIANFORMER, 'aoti'),
-    Row(*SOFTPP, 'onnx'),
-    Row(*SOFTPP, 'pt2'),
-    Row(*SOFTPP, 'aoti'),
-    Row(*POLA_PVT, 'onnx'),
-    Row(*POLA_PVT, 'pt2'),
-    Row(*POLA_PVT, 'aoti'),
-    Row(*POLA_SWIN, 'onnx'),
-    Row(*POLA_SWIN, 'pt2'),
-    Row(*POLA_SWIN, 'aoti'),
-    Row(*LAPLACIANFORMER, 'onnx', 512),
-    Row(*LAPLACIANFORMER, 'onnx', 224, native=True),
-    Row(*LAPLACIANFORMER, 'onnx', 512, native=True),
-    Row(*SOFTPP, 'onnx', 512),
-    Row(*SOFTPP, 'onnx', 224, native=True),
-    Row(*SOFTPP, 'onnx', 512, native=True),
-    Row(*POLA_PVT, 'onnx', 512),
-    Row(*POLA_SWIN, 'onnx', 512),
+    *(Row(*model, kind) for model in CLASSIFIERS for kind in ('onnx', 'pt2', 'aoti')),
+    *(Row(*model, 'onnx', *size) for model in CLASSIFIERS[:2] for size in SIZES),
+    *(Row(*model, 'onnx', 512) for model in CLASSIFIERS[2:]),
     Row('RetinaNet, micro', f'{DETECTION}/retinanet_laplacianformer-micro_fpn_mini'),
     Row('Mask R-CNN, micro', f'{DETECTION}/mask-rcnn_laplacianformer-micro_fpn_mini'),
     Row('UPerNet, micro', f'{SEGMENTATION}/laplacianformer-micro_upernet_1xb16_mini'),
@@ -121,13 +95,9 @@ def measure(row: Row, folder: str) -> None:
         row.log,
         '--verify',
         '--benchmark',
+        *(['--image-size', row.side, row.side] if row.side else ['--dynamic']),
+        *(['--backend', 'native'] if row.native else []),
     ]
-    if row.side:
-        command += ['--image-size', row.side, row.side]
-    else:
-        command.append('--dynamic')
-    if row.native:
-        command += ['--backend', 'native']
     result = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT)
     if result.returncode and 'differs from PyTorch' not in result.stderr:
         lines = result.stderr.strip().splitlines() or [f'status {result.returncode}']

@@ -43,9 +43,7 @@ def markdown(text: str) -> str:
 
 def shown(name: str, options: Dict[str, Any]) -> str:
     """``name(option=value)``, or the name alone without options."""
-    if not options:
-        return name
-    return f'{name}({", ".join(f"{key}={value!r}" for key, value in options.items())})'
+    return name + (f'({", ".join(f"{k}={v!r}" for k, v in options.items())})' if options else '')
 
 
 def options_table(documented: Any) -> str:
@@ -58,7 +56,7 @@ def options_table(documented: Any) -> str:
 
 
 def option_row(name: str, text: str, default: Any) -> List[str]:
-    """A row of a table. The text has a default that is None, and no other default."""
+    """A default that is None is told by the text; any other is not told twice."""
     if default in (None, inspect.Parameter.empty):
         return [f'`{name}`', '', text]
     last = re.search(r' Default: `?([^` ]+)`?\.$', text)

@@ -38,8 +38,9 @@ NAMED = 4  # attentions for the same tasks
 IMAGES = {'textures': 'textures', 'fashion': 'Fashion-MNIST'}  # names of studies on the page
 UNSURE = '†'  # not with each seed
 WINDOWS = ('Neighborhood', 'Reformer')  # their windows and buckets are fixed at export
-AT_224 = ('ms 224²',)
-AT_1024 = ('ms 1024²', 'MB 1024²')
+
+
+AT_224, AT_1024 = ('ms 224²',), ('ms 1024²', 'MB 1024²')
 
 
 class Asked(NamedTuple):
@@ -70,24 +71,24 @@ ASKED = (
 
 def facts_of(attn_cfg: dict, name: str) -> Dict[str, float]:
     """The degree from 0 to 1 to which an attention has each ability."""
-    modules, shapes = [], []
-    for side in (8, 16):
-        sizes = dict(embed_dims=32, num_heads=2, input_resolution=(side, side))
-        modules.append(MODELS.build({**attn_cfg, **sizes}))
-        shapes.append({key: x.shape for key, x in modules[-1].state_dict().items()})
+    small, large = (
+        MODELS.build(dict(attn_cfg, embed_dims=32, num_heads=2, input_resolution=(side, side)))
+        for side in (8, 16)
+    )
+    shapes = [{key: x.shape for key, x in m.state_dict().items()} for m in (small, large)]
     return {
         'export': 0.5 if name in WINDOWS else 1.0,
         'any size': 1.0 if shapes[0] == shapes[1] else 0.5,
-        'mask': float(modules[0].accepts_mask),
+        'mask': float(small.accepts_mask),
     }
 
 
 def spelled(name: str, table: Table) -> str:
     """The name of an attention with its options as a config has them."""
     options = {k: v for k, v in table.study.attentions[name].items() if k != 'type'}
-    parts = [name.partition(',')[0]]
-    parts += [f'`{option}={value!r}`' for option, value in options.items()]
-    return ' with '.join(parts)
+    return ' with '.join(
+        [name.partition(',')[0], *(f'`{option}={value!r}`' for option, value in options.items())]
+    )
 
 
 def cheapest(
@@ -97,41 +98,34 @@ def cheapest(
     facts: Dict[str, Dict[str, float]],
 ) -> str:
     """The cheapest attentions that solve some tasks, first those that do with each seed."""
-    titles = titles_of(table)
-    rows = []
+    titles, rows = titles_of(table), []
+    seen = {  # the attentions that are as good as the best, but for what seeds do
+        name
+        for name in table.rows
+        if all(name in made.top1 and behind_the_best(made, name) <= 1 for made in images.values())
+    }
     for asked in ASKED:
         numbers = [titles.index(title) for title in asked.columns]
-        able: Dict[str, List[float]] = {}  # the costs of each attention that solves the tasks
-        unsure = set()
-        for name in table.rows:
-            if not all((table.level(name, n) or 0) >= SOLVED for n in numbers):
-                continue
-            if asked.images and not is_among_the_best(name, images):
-                continue
-            if asked.export and facts[name]['export'] < 1:
-                continue
-            known_costs = costs.get(name, {})
-            if all(cost in known_costs for cost in asked.costs):
-                able[name] = [known_costs[cost] for cost in asked.costs]
-            if not all(table.solved_by_all(name, n, SOLVED) for n in numbers):
-                unsure.add(name)
-        cells = []
-        for name in sorted(able, key=lambda name: (name in unsure, able[name]))[:NAMED]:
-            sign = UNSURE if name in unsure else ''
-            numbers_of_costs = ', '.join(f'{cost:.0f}' for cost in able[name])
-            cells.append(f'{spelled(name, table)}{sign} ({numbers_of_costs})')
-        tasks = list(asked.columns)
-        if asked.images:
-            tasks += images
-        if asked.export:
-            tasks.append('export')
-        rows.append(['; '.join(tasks), ', '.join(cells) or 'none', ', '.join(asked.costs)])
+        able = {
+            name: [costs[name][cost] for cost in asked.costs]
+            for name in table.rows
+            if all((table.level(name, n) or 0) >= SOLVED for n in numbers)
+            and (not asked.images or name in seen)
+            and (not asked.export or facts[name]['export'] == 1)
+            and set(asked.costs) <= set(costs.get(name, {}))
+        }
+        unsure = {
+            name for name in able if not all(table.solved_by_all(name, n, SOLVED) for n in numbers)
+        }
+        first = sorted(able, key=lambda name: (name in unsure, able[name]))[:NAMED]
+        named = [
+            f'{spelled(name, table)}{UNSURE * (name in unsure)} '
+            f'({", ".join(f"{c:.0f}" for c in able[name])})'
+            for name in first
+        ]
+        tasks = [*asked.columns, *(images if asked.images else ()), *['export'] * asked.export]
+        rows.append(['; '.join(tasks), ', '.join(named) or 'none', ', '.join(asked.costs)])
     return markdown_table(['tasks', 'the cheapest that solve them', 'costs'], rows)
-
-
-def is_among_the_best(name: str, images: Dict[str, TrainedHere]) -> bool:
-    """Whether an attention is as good on images as the best, but for what seeds do."""
-    return all(name in made.top1 and behind_the_best(made, name) <= 1 for made in images.values())
 
 
 def correlations(table: Table, images: Dict[str, Dict[str, float]]) -> str:
@@ -140,16 +134,16 @@ def correlations(table: Table, images: Dict[str, Dict[str, float]]) -> str:
     for number, title in enumerate(titles_of(table)):
         levels = {name: table.level(name, number) for name in table.rows}
         probe = {name: level for name, level in levels.items() if level is not None}
-        rows.append([title, *(shown(correlate(probe, scores)) for scores in images.values())])
+        found = [correlate(probe, scores) for scores in images.values()]
+        rows.append([title, *map(shown, found)])
     return markdown_table(['probe', *images], rows)
 
 
-def shown(correlation: Optional[Correlation]) -> str:
+def shown(found: Optional[Correlation]) -> str:
     """A correlation with its interval and the number of attentions."""
-    if correlation is None:
+    if found is None:
         return MISSING
-    interval = f'{correlation.low:.2f} to {correlation.high:.2f}'
-    text = f'{correlation.rho:.2f} ({interval}), {correlation.attentions}'
+    text = f'{found.rho:.2f} ({found.low:.2f} to {found.high:.2f}), {found.attentions}'
     return text.replace('-', '−')
 
 
@@ -179,10 +173,10 @@ def update(files: Files) -> None:
     here = on_images()
     main_table = found['attentions']
     top1 = {title: made.top1 for title, made in here.items()}
-    page_tables = {
+    made = {
         'cheapest': cheapest(main_table, costs, here, facts),
         'images': correlations(main_table, {**top1, **published()}),
-        **probe_tables(study_tables),
+        **probe_tables(found),
         **fashion_tables(COMPARED),
     }
     for page in PAGES:
