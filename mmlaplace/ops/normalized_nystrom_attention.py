@@ -21,6 +21,7 @@ from .precision import no_autocast, upcast, wide_dtype
 from .rotary import turn
 
 OP = 'normalized_nystrom_attention'
+TINY = 1e-30  # no sum of weights counts as less, so that no gradient is infinite
 
 
 def normalized_nystrom_attention_reference(
@@ -53,7 +54,7 @@ def normalized_nystrom_attention_reference(
     weights = inverse @ of_key.sum(-1, keepdim=True)  # (B, heads, m, 1)
     sums = of_query @ weights  # (B, heads, N, 1)
     smallest = floor * weights.detach().abs().mean(-2, keepdim=True)
-    smallest = smallest.clamp(min=torch.finfo(sums.dtype).tiny)
+    smallest = smallest.clamp(min=TINY)
     return ((of_query @ values) / torch.where(sums < smallest, smallest, sums)).to(v.dtype)
 
 
@@ -142,8 +143,8 @@ def normalized_nystrom_attention(
 
     Entries of P may be negative, so a sum of weights may be close to zero, or below it. Sums that
     are smaller than ``floor`` times the mean of :math:`|P \sum_j b_j|` over the landmarks count as
-    this number, and no gradient goes through them. If every key is so far from all landmarks that
-    its kernel is zero, the result is zero.
+    this number, or as 1e-30, and no gradient goes through them. If every key is so far from all
+    landmarks that its kernel is zero, the result is zero.
 
     The compiled op computes this in blocks of tokens, forward and backward, so that no N x m values
     are stored. It reads fp16 and bf16 directly, and accumulates in fp32, under any autocast.

@@ -37,6 +37,11 @@ struct Inputs {
         adjacent(is_adjacent(kOp, form)) {
     check_positive(kOp, "floor", floor);
   }
+
+  // The same for what nystrom_attention shares, without a scale and whitening.
+  nystrom::Inputs of_tokens() const {
+    return {landmarks, inverse, Tensor(), rotary, bandwidth, {}, adjacent ? "pairs" : "half"};
+  }
 };
 
 inline Sizes check(const Tensor& q, const Tensor& k, const Tensor& v, const Inputs& inputs) {
@@ -61,8 +66,8 @@ inline void check_gradient(const Sizes& sizes, const Tensor& grad, const Tensor&
                   kOp, ": key_sum ", key_sum.sizes(), " and mixed ", mixed.sizes(),
                   " are not those of the forward");
   for (const Tensor& kept : {key_sum, mixed}) {
-    MMLAPLACE_CHECK(kept.scalar_type() == wide(q.scalar_type()) && kept.device() == q.device(),
-                    kOp, ": key_sum and mixed must be ", wide(q.scalar_type()), " on ", q.device(),
+    MMLAPLACE_CHECK(kept.scalar_type() == wide(q.scalar_type()) && kept.device() == q.device(), kOp,
+                    ": key_sum and mixed must be ", wide(q.scalar_type()), " on ", q.device(),
                     ", got ", kept.scalar_type(), " on ", kept.device());
   }
 }
@@ -95,8 +100,8 @@ Gradients backward(const Tensor& grad, const Tensor& q, const Tensor& k, const T
   const Inputs inputs(landmarks, inverse, rotary, bandwidth, floor, form);
   Gradients gradients;
   nystrom::with_metric(kOp, kernel, bandwidth, [&](auto metric) {
-    gradients = Attention<Device, decltype(metric)>::backward(grad, q, k, v, inputs, key_sum,
-                                                              mixed);
+    gradients =
+        Attention<Device, decltype(metric)>::backward(grad, q, k, v, inputs, key_sum, mixed);
   });
   return gradients;
 }

@@ -18,11 +18,7 @@ class Backward {
 
   Backward(const Problem<T, S>& problem, T floor, const Tensor& grad_tokens, const Tensor& key_sum,
            const Tensor& mixed)
-      : p(problem),
-        floor(floor),
-        grad(view<const S>(grad_tokens)),
-        key_sum(key_sum),
-        mixed(mixed) {
+      : p(problem), floor(floor), grad(view<const S>(grad_tokens)), key_sum(key_sum), mixed(mixed) {
     const int64_t batch = grad_tokens.size(0);
     dq = empty({batch, p.queries, p.heads, p.d}, grad_tokens);
     dk = empty({batch, p.keys, p.heads, p.d}, grad_tokens);
@@ -180,9 +176,8 @@ class Backward {
       nystrom::add(sum_values(head, part), m * p.padded, values);
       nystrom::add(sum_weights(head, part), m, weights);
     }
-    Arrays<double> arrays({m * width, m * width, m * width, width * ld, width * ld, ld * ld,
-                           ld * ld},
-                          false);
+    Arrays<double> arrays(
+        {m * width, m * width, m * width, width * ld, width * ld, ld * ld, ld * ld}, false);
     double *dresult = arrays.take(m * width), *summed = arrays.take(m * width);
     double *dsummed = arrays.take(m * width), *left = arrays.take(width * ld);
     double *right = arrays.take(width * ld), *inverse = arrays.take(ld * ld);
@@ -208,8 +203,8 @@ class Backward {
     nystrom::for_tiles(part, p.key_parts, p.keys, [&](int64_t first, int64_t count) {
       const int64_t size = round_up(count, nystrom::lanes_of<T>());
       p.load_rows(p.k, true, head, first, count, s.tokens, s.rows);
-      MMLAPLACE_FOR_CPU(kernel_tile<Metric, T>(s.rows, s.marks, p.stride, count, m, p.d,
-                                               p.exponent, nullptr, s.tile));
+      MMLAPLACE_FOR_CPU(kernel_tile<Metric, T>(s.rows, s.marks, p.stride, count, m, p.d, p.exponent,
+                                               nullptr, s.tile));
       p.load_rows(p.v, false, head, first, count, s.tokens, s.values);
       p.template to_tile<false>(gradient.values, p.padded, s.tile, count, p.d, m, s.others);
       p.store_rows(s.others, false, dv_of, first, count, s.tokens);

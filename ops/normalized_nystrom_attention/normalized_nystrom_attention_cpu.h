@@ -2,9 +2,8 @@
 // other hosts than PyTorch have these passes too.
 #pragma once
 
-#include <limits>
-
 #include "../nystrom_attention/nystrom_attention_cpu.h"
+#include "normalized_nystrom_attention_rules.h"
 
 namespace mmlaplace {
 namespace normalized_nystrom {
@@ -61,7 +60,7 @@ void through_inverse(const Problem<T, S>& p, int64_t head, T floor, const T* mix
   double size = 0;
   for (int64_t a = 0; a < m; ++a) size += std::abs(result[a * width + p.d]);
   // If all keys are too far from all landmarks, h is zero, and so is the result.
-  *to.smallest = std::max(floor * static_cast<T>(size / m), std::numeric_limits<T>::min());
+  *to.smallest = std::max(floor * static_cast<T>(size / m), static_cast<T>(kTiny));
 }
 
 // tile[a][t]: the kernel of queries and landmarks over its largest value of the query.

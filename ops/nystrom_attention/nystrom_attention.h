@@ -79,8 +79,7 @@ inline Sizes check_tokens(const char* op, const Tensor& q, const Tensor& k, cons
 inline Sizes check(const Tensor& q, const Tensor& k, const Tensor& v, const Inputs& inputs) {
   const Tensor& scale = inputs.scale;
   const char* op = "nystrom_attention";
-  const Sizes sizes =
-      check_tokens(op, q, k, v, inputs.landmarks, inputs.inverse, inputs.rotary);
+  const Sizes sizes = check_tokens(op, q, k, v, inputs.landmarks, inputs.inverse, inputs.rotary);
   if (inputs.ridge >= 0) {
     MMLAPLACE_CHECK(!scale.defined() || (scale.dim() == 1 && scale.size(0) == sizes.heads &&
                                          scale.device() == q.device()),

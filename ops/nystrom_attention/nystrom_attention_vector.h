@@ -53,11 +53,11 @@ MMLAPLACE_INLINE void kernel_columns(const T* rows, const T* marks, int64_t stri
   int64_t a = 0;
   for (; a + kMarks <= m; a += kMarks) {
     kernel_block<Metric, Powers, kMarks, U>(rows, marks + a, stride, dims, exponent,
-                                    shift ? shift + a : nullptr, tile + a * kTile);
+                                            shift ? shift + a : nullptr, tile + a * kTile);
   }
   for (; a < m; ++a) {
-    kernel_block<Metric, Powers, 1, U>(rows, marks + a, stride, dims, exponent, shift ? shift + a : nullptr,
-                               tile + a * kTile);
+    kernel_block<Metric, Powers, 1, U>(rows, marks + a, stride, dims, exponent,
+                                       shift ? shift + a : nullptr, tile + a * kTile);
   }
 }
 
@@ -70,12 +70,12 @@ void kernel_tile(const T* rows, const T* marks, int64_t stride, int64_t count, i
   const int64_t all = vectors<T>(count);
   int64_t u = 0;
   for (; u + kColumns <= all; u += kColumns) {
-    kernel_columns<Metric, Powers, kColumns>(rows + u * lanes, marks, stride, m, dims, exponent, shift,
-                                     tile + u * lanes);
+    kernel_columns<Metric, Powers, kColumns>(rows + u * lanes, marks, stride, m, dims, exponent,
+                                             shift, tile + u * lanes);
   }
   for (; u < all; ++u) {
     kernel_columns<Metric, Powers, 1>(rows + u * lanes, marks, stride, m, dims, exponent, shift,
-                              tile + u * lanes);
+                                      tile + u * lanes);
   }
   if (count == all * lanes) return;
   for (int64_t a = 0; a < m; ++a) {
