@@ -1,6 +1,6 @@
 """Time the classifiers with a published top-1, and draw it over their speed.
 
-It writes docs/logs/model_zoo_cpu.json, from which make_model_zoo.py takes images a second, and
+It writes docs/logs/model_zoo_cpu.json, from which make_pages.py takes images a second, and
 docs/images/model_zoo_speed.png. Each model is timed alone at 224 x 224 pixels, batch 8, in turns
 with PVT-tiny, whose times show how even the machine was. Peers of other projects come last.
 
@@ -17,8 +17,8 @@ import sys
 from typing import Any, Dict, List, Tuple
 
 import torch
-from make_model_zoo import FITTED
-from marked_tables import ROOT
+from pages.files import ROOT
+from pages.model_zoo import FITTED
 
 from mmlaplace.analysis.measuring import describe_machine, interleave, model_job
 from mmlaplace.commands.command_line import ToolParser, write_json

@@ -3,7 +3,7 @@
 The exact rows of attention matrices stand side by side, with their weight over distance and their
 entropy. Every attention can be seen on every host with random weights. The demo finds trained
 models by itself: the model of tools/quickstart.sh, and those of
-tools/analysis_tools/compare_attentions.py. It needs gradio: pip install "mmlaplace[demo]".
+python -m mmlaplace compare trainings. It needs gradio: pip install "mmlaplace[demo]".
 
 Examples:
   python demo/attention_explorer.py                # then open http://127.0.0.1:7860

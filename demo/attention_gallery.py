@@ -1,6 +1,6 @@
 """Draw one picture for each attention, of the same image and query, and the page that shows them.
 
-The models are those that tools/analysis_tools/compare_attentions.py trained. An attention that was
+The models are those that python -m mmlaplace compare trainings trained. An attention that was
 not trained there is drawn with random weights, and the page says so. Attentions without a matrix of
 tokens by tokens have the norm of their derivative instead.
 

@@ -3,13 +3,14 @@
 import errno
 import io
 import os
+import re
 import shutil
 import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Iterable, Iterator, Sequence, Union
+from typing import Callable, Iterable, Iterator, Sequence, Union
 
 PARTIAL = '.partial'
 
@@ -76,6 +77,26 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], align: 
     """A table in Markdown. ``align`` is the line below all titles but the first."""
     lines = [header, ['---', *[align] * (len(header) - 1)], *rows]
     return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+
+
+def with_tables(text: str, kind: str, table: Callable[[str], str]) -> str:
+    """The text of a page with its tables made anew.
+
+    A table is between ``<!-- KIND: NAME -->`` and ``<!-- end of KIND -->``.
+
+    Args:
+        text: The text of the page.
+        kind: The kind of the tables.
+        table: Function that makes the table of a name.
+
+    Raises:
+        ValueError: If a table has no end.
+    """
+    begin, end = rf'<!-- {kind}: (\S+) -->', f'<!-- end of {kind} -->'
+    if len(re.findall(begin, text)) != text.count(end):
+        raise ValueError(f'not each <!-- {kind}: NAME --> has its {end}; put both around a table')
+    marked = re.compile(rf'({begin}\n).*?({end})', re.DOTALL)
+    return marked.sub(lambda found: f'{found[1]}\n{table(found[2])}\n\n{found[3]}', text)
 
 
 def write_whole(path: Union[str, os.PathLike], content: Union[str, bytes]) -> None:

@@ -80,7 +80,7 @@ def quick_start(folder: Path) -> Dict[str, Source]:
 
 
 def compared(folder: Path) -> Dict[str, Source]:
-    """What tools/analysis_tools/compare_attentions.py trained, by its settings.
+    """What python -m mmlaplace compare trainings trained, by its settings.
 
     A result that cannot be read, such as one that is half copied, is left out with a warning.
     """

@@ -5,8 +5,8 @@ the toolboxes find mmlaplace's types. The exit status is 0, or 1 if there is a p
 takes about ten seconds, most of them for importing the toolboxes.
 
 Examples:
-  python -m mmlaplace.check
-  python -m mmlaplace.check --json
+  python -m mmlaplace check
+  python -m mmlaplace check --json
 """
 
 import argparse
@@ -79,7 +79,7 @@ def show(console: Console, report: Dict[str, List[Finding]]) -> None:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run the checks and print the report, as ``python -m mmlaplace.check`` does.
+    """Run the checks and print the report, as ``python -m mmlaplace check`` does.
 
     Args:
         arguments: The command line, such as ``['--json']``. Default: None, that of the process.
@@ -88,14 +88,21 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         The exit status, 0, or 1 if there is a problem.
     """
     print_in_any_locale()
-    parser = argparse.ArgumentParser(
-        prog='python -m mmlaplace.check',
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument('--json', action='store_true', help='the report as JSON')
-    args = parser.parse_args(arguments)
+    parser = argparse.ArgumentParser(prog='python -m mmlaplace check')
+    add_arguments(parser)
+    return run(parser.parse_args(arguments))
 
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command, and the function that runs it."""
+    parser.description = __doc__
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument('--json', action='store_true', help='the report as JSON')
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the checks and print the report. The exit status is 1 if there is a problem."""
     start = time.perf_counter()
     report = {}
     # Packages may print during their import. Stdout is for the report alone.

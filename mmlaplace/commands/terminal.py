@@ -18,6 +18,7 @@ from mmengine.logging import MessageHub, MMLogger
 from rich.console import Console
 from rich.table import Table
 
+from ..engine.first_checks import NOTHING_LEFT
 from .model_list import path_from_here
 
 # Starts of messages. mmengine's Runner logs these before it trains, hundreds of lines.
@@ -88,6 +89,10 @@ def last_words(script: str, tools: Path, config: str, cfg: Config) -> None:
     found = scores(hub, 'val' if trained else 'test')
     said = ', '.join(f'{name} {score:.4g}' for name, score in found) or 'without scores'
     lines = ['', f'{"Trained" if trained else "Tested"}: {said}.']
+    nothing = hub.runtime_info.get(NOTHING_LEFT)
+    if trained and nothing:  # the scores are those of the run that was resumed
+        sys.stdout.write(f'\n{nothing[:1].upper()}{nothing[1:]}.\n')
+        return
     best, last = (hub.runtime_info.get(f'{kind}_ckpt') for kind in ('best', 'last'))
     checkpoint = (best or last) if trained else cfg.load_from
     if checkpoint is not None:  # None of a training that keeps none

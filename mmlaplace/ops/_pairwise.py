@@ -45,6 +45,15 @@ class Metric(NamedTuple):
             )
             _native.register(gradient, of_gradient, lambda *a: Gradient.apply(*a, self, op))
 
+    def can_run(self, q: Tensor, k: Tensor, bandwidth: float) -> None:
+        """Raise unless the compiled op takes these inputs."""
+        _checks.check_query_key(self.name, q, k)
+        check_bandwidth(self, bandwidth, q)
+
+    def door(self) -> Callable[..., Any]:
+        """The short way to the compiled op, see :func:`._native.door`."""
+        return _native.door(self.name, fp32_under_autocast(self.can_run))
+
     def gradient(self, compute: Callable, *args: Any) -> Tuple[Tensor, Tensor]:
         """The gradients of q and k, by the backend that computed the kernel."""
         if compute is self.reference:
@@ -256,8 +265,7 @@ def _batches_in_front(size: int, in_dims: tuple, *tensors: Tensor) -> list:
 
 
 def _fake(metric: Metric, q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
-    _checks.check_query_key(metric.name, q, k)
-    check_bandwidth(metric, bandwidth, q)
+    metric.can_run(q, k, bandwidth)
     return q.new_empty((*q.shape[:3], k.shape[2]))
 
 

@@ -3,8 +3,6 @@ from typing import Union
 import torch
 from torch import Tensor
 
-from . import _native
-from ._checks import is_compiling
 from ._pairwise import Metric, pairwise_kernel, sum_over_channels
 from .backend import exporting_to_onnx
 from .precision import upcast
@@ -71,15 +69,13 @@ def gaussian_kernel(
                   [0.3679, 0.3679]]]])
     """
     # Of an op, a tensor or a bool would be a number too.
-    if backend == 'auto' and not is_compiling() and type(bandwidth) in (float, int):
-        try:
-            return _native.at_once(_OP, q, k, bandwidth)
-        except _native.REFUSALS:
-            pass
+    if type(bandwidth) in (float, int):
+        kernel = _at_once(backend, q, k, bandwidth)
+        if kernel is not None:
+            return kernel
     return pairwise_kernel(GAUSSIAN, q, k, bandwidth, backend)
 
 
-_OP = _native.find('gaussian_kernel')
 GAUSSIAN = Metric(
     name='gaussian_kernel',
     reference=gaussian_kernel_reference,
@@ -90,3 +86,4 @@ GAUSSIAN = Metric(
     smallest_bandwidth=torch.finfo(torch.float32).max ** -0.5,
 )
 GAUSSIAN.register()
+_at_once = GAUSSIAN.door()

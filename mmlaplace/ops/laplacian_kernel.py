@@ -4,8 +4,6 @@ from typing import Union
 import torch
 from torch import Tensor
 
-from . import _native
-from ._checks import is_compiling
 from ._pairwise import Metric, pairwise_kernel, sum_over_channels
 from .backend import exporting_to_onnx
 from .precision import upcast
@@ -70,15 +68,13 @@ def laplacian_kernel(
                   [0.6065, 0.6065]]]])
     """
     # Of an op, a tensor or a bool would be a number too.
-    if backend == 'auto' and not is_compiling() and type(bandwidth) in (float, int):
-        try:
-            return _native.at_once(_OP, q, k, bandwidth)
-        except _native.REFUSALS:
-            pass
+    if type(bandwidth) in (float, int):
+        kernel = _at_once(backend, q, k, bandwidth)
+        if kernel is not None:
+            return kernel
     return pairwise_kernel(LAPLACIAN, q, k, bandwidth, backend)
 
 
-_OP = _native.find('laplacian_kernel')
 LAPLACIAN = Metric(
     name='laplacian_kernel',
     reference=laplacian_kernel_reference,
@@ -90,3 +86,4 @@ LAPLACIAN = Metric(
     smallest_bandwidth=1 / (math.log(2) * torch.finfo(torch.float32).max),
 )
 LAPLACIAN.register()
+_at_once = LAPLACIAN.door()

@@ -14,8 +14,8 @@ from .nystrom_attention import (
     check_number,
     check_shapes,
     joined_batches,
-    one_dtype,
     tokens_by_head,
+    tokens_of_one_dtype,
 )
 from .precision import no_autocast, upcast, wide_dtype
 from .rotary import turn
@@ -192,8 +192,30 @@ def normalized_nystrom_attention(
         >>> torch.allclose(out, v)
         True
     """
+    inputs = (q, k, v, landmarks, inverse, rotary, kernel, bandwidth, floor, rotary_form)
+    # Of an op, a tensor or a bool would be a number too.
+    if type(bandwidth) in (float, int) and type(floor) in (float, int):
+        out = _at_once(backend, *inputs)
+        if out is not None:
+            return out
+    return _checked_attention(*inputs, backend)
+
+
+def _checked_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    landmarks: Tensor,
+    inverse: Tensor,
+    rotary: Optional[Tensor],
+    kernel: str,
+    bandwidth: float,
+    floor: float,
+    rotary_form: str,
+    backend: str,
+) -> Tensor:
     check_names(OP, kernel, rotary_form)
-    q, k, v = one_dtype(OP, q, k, v)
+    q, k, v = tokens_of_one_dtype(OP, q, k, v)
     _check(q, k, v, landmarks, inverse, rotary, kernel, bandwidth, floor)
     compute = _native.select(OP, normalized_nystrom_attention_reference, q.device, backend)
     with no_autocast(q.device):
@@ -203,6 +225,27 @@ def normalized_nystrom_attention(
             return compute(*inputs)
         # Graphs take ops, whose derivative is their own.
         return (compute if _checks.is_recording() else Attention.apply)(*inputs)[0]
+
+
+def _compute(*inputs: Any) -> Tensor:
+    return _OP(*inputs)[0]
+
+
+def _can_run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    landmarks: Tensor,
+    inverse: Tensor,
+    rotary: Optional[Tensor],
+    kernel: str,
+    bandwidth: float,
+    floor: float,
+    rotary_form: str,
+) -> None:
+    check_names(OP, kernel, rotary_form)
+    _check(q, k, v, landmarks, inverse, rotary, kernel, bandwidth, floor)
+    _checks.check_like(OP, 'v', v, k)
 
 
 def _check(
@@ -235,9 +278,7 @@ def _fake(
     floor: float,
     rotary_form: str,
 ) -> Tuple[Tensor, ...]:
-    check_names(OP, kernel, rotary_form)
-    _check(q, k, v, landmarks, inverse, rotary, kernel, bandwidth, floor)
-    _checks.check_like(OP, 'v', v, k)
+    _can_run(q, k, v, landmarks, inverse, rotary, kernel, bandwidth, floor, rotary_form)
     batch, heads, tokens, dims = q.shape
     marks, wide = landmarks.shape[2], wide_dtype(q)
     return (
@@ -272,5 +313,7 @@ def _fake_gradient(
     )
 
 
+_OP: Any = _native.find(OP)
+_at_once = _native.door(OP, _can_run, _compute)
 _native.register(OP, _fake, Attention.apply, widen=False)
 _native.register(f'_{OP}_backward', _fake_gradient, AttentionGradient.apply, widen=False)

@@ -9,7 +9,7 @@ from . import _checks, _native
 from ._pairwise import check_bandwidth, pairwise_kernel
 from .gaussian_kernel import GAUSSIAN
 from .laplacian_kernel import LAPLACIAN
-from .precision import HALVES, no_autocast, upcast, wide_dtype
+from .precision import HALVES, no_autocast, one_dtype, upcast, wide_dtype
 from .rotary import check_form, check_table, turn
 
 METRICS = {'laplacian': LAPLACIAN, 'gaussian': GAUSSIAN}
@@ -192,7 +192,7 @@ def nystrom_attention(
         ``(B, N, heads, d)``, so that joining the heads copies nothing.
 
     Raises:
-        TypeError: If an input is no floating tensor.
+        TypeError: If an input is no floating tensor, or a number is a tensor.
         ValueError: For shapes or devices that do not fit, an unknown kernel or form, and numbers
             out of range.
         RuntimeError: For ``backend='native'`` where the compiled op cannot run.
@@ -209,47 +209,14 @@ def nystrom_attention(
         >>> nystrom_attention(q, k, v, landmarks, inverse, 4.0, whitening_eps=1e-5).shape
         torch.Size([1, 2, 100, 8])
     """
+    tensors = (q, k, v, landmarks, inverse, scale, rotary)
+    constants = (kernel, bandwidth, whitening_eps, rotary_form)
     # Of an op, a tensor or a bool would be a number too.
-    if backend == 'auto' and not _checks.is_compiling() and type(bandwidth) in (float, int):
-        try:
-            if scale is None:
-                of_heads = q.new_ones(q.shape[:2])
-            else:
-                wide = scale.float() if scale.dtype in HALVES else scale
-                of_heads = wide.expand(*q.shape[:2], 1, 1).flatten(1)
-            return _native.at_once(
-                _OP,
-                q,
-                k,
-                v,
-                landmarks,
-                inverse,
-                of_heads,
-                rotary,
-                kernel,
-                bandwidth,
-                whitening_eps,
-                rotary_form,
-            )[0]
-        except _native.REFUSALS:
-            pass
-    return _checked_attention(
-        q,
-        k,
-        v,
-        landmarks,
-        inverse,
-        scale,
-        rotary,
-        kernel,
-        bandwidth,
-        whitening_eps,
-        rotary_form,
-        backend,
-    )
-
-
-_OP = _native.find(OP)
+    if type(bandwidth) in (float, int) and not isinstance(whitening_eps, Tensor):
+        out = _at_once(backend, *tensors, *constants)
+        if out is not None:
+            return out
+    return _checked_attention(*tensors, *constants, backend)
 
 
 def _checked_attention(
@@ -267,7 +234,7 @@ def _checked_attention(
     backend: str,
 ) -> Tensor:
     check_names(OP, kernel, rotary_form)
-    q, k, v = one_dtype(OP, q, k, v)
+    q, k, v = tokens_of_one_dtype(OP, q, k, v)
     check_shapes(OP, q, k, v, landmarks, inverse, rotary)
     check_number(OP, q, kernel, bandwidth)
     _check_eps(whitening_eps)
@@ -281,6 +248,46 @@ def _checked_attention(
             return compute(*inputs)
         # Graphs take ops, whose derivative is their own.
         return (compute if _checks.is_recording() else Attention.apply)(*inputs)[0]
+
+
+def _compute(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    landmarks: Tensor,
+    inverse: Tensor,
+    scale: Optional[Tensor],
+    *others: Any,
+) -> Tensor:
+    """The compiled op with a scale as users give it. The op takes one for each head of an image."""
+    if scale is None:
+        of_heads = q.new_ones(q.shape[:2])
+    else:
+        wide = scale.float() if scale.dtype in HALVES else scale
+        of_heads = wide.expand(*q.shape[:2], 1, 1).flatten(1)
+    return _OP(q, k, v, landmarks, inverse, of_heads, *others)[0]
+
+
+def _can_run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    landmarks: Tensor,
+    inverse: Tensor,
+    scale: Optional[Tensor],
+    rotary: Optional[Tensor],
+    kernel: str,
+    bandwidth: float,
+    whitening_eps: Optional[float],
+    rotary_form: str,
+) -> None:
+    check_names(OP, kernel, rotary_form)
+    check_shapes(OP, q, k, v, landmarks, inverse, rotary)
+    check_number(OP, q, kernel, bandwidth)
+    _check_eps(whitening_eps)
+    _checks.check_like(OP, 'v', v, k)
+    if scale is not None:
+        _scale_of_heads(scale, q)
 
 
 def check_names(op: str, kernel: str, rotary_form: str) -> None:
@@ -304,14 +311,11 @@ def _check_eps(whitening_eps: Optional[float]) -> None:
         _checks.check_positive(OP, 'whitening_eps', whitening_eps)
 
 
-def one_dtype(op: str, *tensors: Tensor) -> Tuple[Tensor, ...]:
+def tokens_of_one_dtype(op: str, q: Tensor, k: Tensor, v: Tensor) -> Tuple[Tensor, ...]:
     """q, k and v in the dtype that they promote to."""
-    for name, tensor in zip('qkv', tensors):
+    for name, tensor in (('q', q), ('k', k), ('v', v)):
         _checks.check_tensor(op, name, tensor)
-    dtype = torch.promote_types(
-        torch.promote_types(tensors[0].dtype, tensors[1].dtype), tensors[2].dtype
-    )
-    return tuple(tensor.to(dtype) for tensor in tensors)
+    return tuple(one_dtype(q, k, v))
 
 
 def check_shapes(
@@ -373,11 +377,8 @@ def _fake(
     whitening_eps: Optional[float],
     rotary_form: str,
 ) -> Tuple[Tensor, ...]:
-    check_names(OP, kernel, rotary_form)
-    check_shapes(OP, q, k, v, landmarks, inverse, rotary)
-    check_number(OP, q, kernel, bandwidth)
-    _check_eps(whitening_eps)
-    _checks.check_like(OP, 'v', v, k)
+    constants = (kernel, bandwidth, whitening_eps, rotary_form)
+    _can_run(q, k, v, landmarks, inverse, None, rotary, *constants)
     batch, heads, tokens, dims = q.shape
     _checks.check_floating(OP, 'scale', scale)
     if scale.shape != (batch, heads):
@@ -425,5 +426,7 @@ def tokens_by_head(q: Tensor, tokens: int) -> Tensor:
     return q.new_empty((batch, tokens, heads, dims)).transpose(1, 2)
 
 
+_OP: Any = _native.find(OP)
 _native.register(OP, _fake, Attention.apply, widen=False)
+_at_once = _native.door(OP, _can_run, _compute)
 _native.register(f'_{OP}_backward', _fake_gradient, AttentionGradient.apply, widen=False)

@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmlaplace.analysis.complexity import count_complexity
 from mmlaplace.checkpoints import published
+from mmlaplace.checkpoints.released import released_place
 from mmlaplace.models.attentions.soft import SOFTAttention
 
 CONFIGS = ROOT / 'configs'
@@ -423,4 +424,13 @@ def test_metafiles_name_the_size_of_the_config_and_weights_that_fit_it(path):
             assert {key: model.backbone.get(key) for key in authors.backbone} == authors.backbone
             assert authors.neck in (None, model.neck)
         else:
-            assert model.backbone.init_cfg.checkpoint == authors.weights
+            assert model.backbone.init_cfg.checkpoint == f'mmlaplace://{said["Published as"]}'
+
+
+def test_no_config_repeats_an_address_that_a_family_has():
+    configs = {path: path.read_text() for path in CONFIGS.rglob('*.py')}
+    assert [path for path, text in configs.items() if re.search('https?://|hf://', text)] == []
+    named = set().union(*(re.findall("'mmlaplace://(.*?)'", text) for text in configs.values()))
+    assert len(named) > 70 and named <= set(published.PUBLISHED)
+    # Each of them leads to a file, also where the family's file has a page of others alone.
+    assert all(released_place(f'mmlaplace://{name}').startswith('https://') for name in named)

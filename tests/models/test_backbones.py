@@ -72,7 +72,8 @@ def test_every_parameter_gets_a_gradient(name, out_indices):
     out_indices = tuple(sorted({min(i, len(strides(name)) - 1) for i in out_indices}))
     backbone = build(name, out_indices=out_indices)
     outs = backbone(torch.randn(2, 3, 64, 64))
-    assert [out.shape[1] for out in outs] == [backbone.embed_dims[i] for i in out_indices]
+    channels = tuple(backbone.embed_dims[i] for i in out_indices)
+    assert tuple(out.shape[1] for out in outs) == backbone.out_channels == channels
     sum((out * torch.randn_like(out)).sum() for out in outs).backward()
     assert [n for n, p in backbone.named_parameters() if p.grad is None] == []
 

@@ -107,7 +107,7 @@ def trained_here(path: Path) -> Dict[str, TrainedHere]:
     attentions for a correlation.
 
     Args:
-        path: The results.json of compare_attentions.py.
+        path: The results.json of ``compare trainings``.
     """
     comparable = groups(with_defaults(json.loads(path.read_bytes())['results']))
     found = {}

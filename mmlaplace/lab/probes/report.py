@@ -133,7 +133,7 @@ def text_of(table: Table) -> str:
 
 
 def read_costs(path: Path) -> Dict[str, Dict[str, float]]:
-    """Costs of attentions in the host LaplacianFormer, of a results.json of compare_attentions.py.
+    """Costs of attentions in the host LaplacianFormer, of a results.json of ``compare trainings``.
 
     They are ms of a forward pass by the side of the image, and MB of training at the largest.
     """

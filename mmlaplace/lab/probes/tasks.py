@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ...models.known_options import did_you_mean
 
-PROBES = Registry('probe')
+# With its place, or mmengine would look for a toolbox named mmlaplace, and say it is not installed.
+PROBES = Registry('probe', locations=['mmlaplace.lab.probes.tasks'])
 UNASKED = -100  # the class that cross entropy ignores
 
 

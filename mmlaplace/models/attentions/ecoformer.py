@@ -66,6 +66,10 @@ class EcoFormerAttention(QKVAttention):
     Raises:
         ValueError: For an unknown ``offset``, or a number that is no integer of at least 1.
 
+    Cost: NCb to mix; 3C² + 25C + 425h weights.
+
+    Published: PVTv2-B0 70.4, B1 78.4, B2 81.3.
+
     Source: EcoFormer (arXiv 2209.09004).
 
     Examples:
@@ -81,7 +85,7 @@ class EcoFormerAttention(QKVAttention):
     not_promised = dict(gradients='signs have the gradient of their argument')
     same_tokens = 'its keys are the queries'
     mixes_queries = True
-    projects_in_fp32 = True
+    parts_in_fp32 = ('qkv',)
     tested_options = (dict(offset='own', num_bits=8), dict(rope=True, lepe_kernel=3))
 
     def __init__(

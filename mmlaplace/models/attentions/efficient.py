@@ -30,6 +30,10 @@ class EfficientLinearAttention(QKVAttention):
     Raises:
         ValueError: If ``num_heads`` does not divide the channels of keys or values.
 
+    Cost: NCd to mix; 4C² weights.
+
+    Published: FLatten's table: 70.2, 81.0.
+
     Source: Efficient Attention (arXiv 1812.01243).
 
     Examples:
@@ -63,9 +67,13 @@ class EfficientLinearAttention(QKVAttention):
         return efficient_attention(q, k, v)
 
     def forward(
-        self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
+        self,
+        x: Tensor,
+        hw_shape: Tuple[int, int],
+        mask: Optional[Tensor] = None,
+        source: Optional[Tensor] = None,
     ) -> Tensor:
-        out = super().forward(x, hw_shape, mask)
+        out = super().forward(x, hw_shape, mask, source)
         return out + x if self.residual else out
 
 

@@ -10,6 +10,7 @@ from mmlaplace.ops.backend import ceil_div
 
 from ..layers import DepthwiseConv, PatchEmbed, softmax_attention, tokens_to_map
 from ..layers.checks import check_counts
+from ..layers.tables import computed_once
 from .base import BaseAttention
 
 AVERAGES = ('places', 'runs')
@@ -50,6 +51,10 @@ class FaViTAttention(BaseAttention):
 
     Raises:
         ValueError: For an unknown ``average``, an ``sr_ratio`` below 1 or heads of few channels.
+
+    Cost: 49NC + N²C / 8r² to mix; 2.8C² + r²C² / 64 + 1.1d² + 17C weights.
+
+    Published: B0 71.5, B1 79.4, B2 82.3, B3 83.4.
 
     Source: FaViT (arXiv 2312.08614).
 
@@ -104,8 +109,8 @@ class FaViTAttention(BaseAttention):
         extent = (SIDE - 1) * step + 1
         maps = tokens_to_map(x, hw_shape)
         for dim, size in zip((2, 3), hw_shape):
-            index = mirrored(size, ceil_div(size, extent) * extent, x.device)
-            maps = maps.index_select(dim, index)
+            padded = ceil_div(size, extent) * extent
+            maps = maps.index_select(dim, computed_once(mirrored, size, padded, like=x))
         rows, columns = (side // extent for side in maps.shape[2:])
         tiles = maps.view(*maps.shape[:2], rows, extent, columns, extent)
         tiles = tiles[:, :, :, ::step, :, ::step]  # (B, heads * d, rows, 7, columns, 7)

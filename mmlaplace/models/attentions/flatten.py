@@ -39,6 +39,10 @@ class FLattenAttention(QKVAttention):
     Raises:
         ValueError: If ``focusing_factor`` is not positive and finite.
 
+    Cost: NCd to mix; 4C² + NC + C + 25d weights.
+
+    Published: DeiT-T 74.1, Swin-T 82.1.
+
     Source: FLatten Transformer (arXiv 2308.00442).
 
     Examples:

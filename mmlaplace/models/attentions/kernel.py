@@ -56,6 +56,8 @@ class KernelAttention(QKVAttention):
         ValueError: For an unknown kernel or normalisation, or a bandwidth that is not positive. In
             the forward, for a map whose matrices of pairs would need more than 4 GB.
 
+    Cost: N²C to mix; 4C² weights.
+
     Source: SOFT (arXiv 2110.11945), Skyformer (arXiv 2111.00035) and LaplacianFormer (arXiv
     2604.20368).
 

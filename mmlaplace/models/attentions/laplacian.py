@@ -98,6 +98,10 @@ class LaplacianAttention(QKVAttention):
             whitening without it, numbers out of range, both landmark arguments at once, or
             landmarks that are no square.
 
+    Cost: NCm + hm³ to mix; 4C² + 9C + h weights.
+
+    Published: its own pyramid: tiny 81.4, small 83.8, medium 85.3, large 85.6, huge 85.8.
+
     Source: LaplacianFormer (arXiv 2604.20368).
 
     Examples:

@@ -61,6 +61,10 @@ class MHLAAttention(QKVAttention):
         ValueError: For an unknown ``transform`` or ``normalizer``, a ``grid`` below 1, or an
             ``exp_sigma`` that is not positive.
 
+    Cost: NCd + b²Cd to mix; 4C² + 25C + b² weights.
+
+    Published: up to 3.6 points above plain linear attention.
+
     Source: MHLA (arXiv 2601.07832).
 
     Examples:

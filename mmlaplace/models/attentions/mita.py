@@ -10,6 +10,7 @@ from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import Landmarks, softmax_attention
 from ..layers.checks import check_counts
+from ..layers.tables import computed_once, numbers
 from .base import QKVAttention
 
 TILE = 32  # visitors of an expert that share one product
@@ -51,6 +52,10 @@ class MiTAAttention(QKVAttention):
     Raises:
         ValueError: If ``num_landmarks`` is no square, if ``topk`` or ``routes`` is no positive
             integer, or for prefix tokens with what needs the keys to be a map.
+
+    Cost: NC(m + k), k keys of each landmark to mix; 4C² weights.
+
+    Published: DeiT-T 71.1, DeiT-S 79.8; with a convolution 73.4, 80.6.
 
     Source: MiTA (arXiv 2602.01219).
 
@@ -123,17 +128,17 @@ class MiTAAttention(QKVAttention):
         routes = at_most(self.routes, count)
         expert = scores.topk(routes, dim=2)[1].flatten(2)  # of each visit, (B, heads, routes * N)
 
-        visits, experts = expert.shape[2], torch.arange(count, device=query.device)
+        visits, experts = expert.shape[2], computed_once(numbers, count, like=query)
         places = (expert.unsqueeze(-1) == experts).long().cumsum(2)  # (B, heads, visits, m)
         ends = ceil_div(places[:, :, -1], TILE).cumsum(-1)  # after the last tile of each expert
         starts = F.pad(ends, (1, 0))[..., :-1]
         rank = places.gather(3, expert.unsqueeze(-1)).squeeze(-1) - 1
         place = starts.gather(2, expert) * TILE + rank  # (B, heads, visits)
         tiles = ceil_div(visits, TILE) + count  # at most
-        numbers = torch.arange(tiles, device=query.device)
-        owner = (numbers >= ends.unsqueeze(-1)).long().sum(2).clamp(max=count - 1)
+        tile = computed_once(numbers, tiles, like=query)
+        owner = (tile >= ends.unsqueeze(-1)).long().sum(2).clamp(max=count - 1)
 
-        visitor = torch.arange(tokens, device=query.device).repeat(routes).expand(expert.shape)
+        visitor = computed_once(numbers, tokens, like=query).repeat(routes).expand(expert.shape)
         empty = visitor.new_zeros(batch, heads, tiles * TILE)
         queries = rows(query, empty.scatter(2, place, visitor))
         of_tile = chosen.gather(2, owner.unsqueeze(-1).expand(-1, -1, -1, chosen.shape[3]))

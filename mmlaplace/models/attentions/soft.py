@@ -85,6 +85,10 @@ class SOFTAttention(QKVAttention):
         ValueError: For an unknown ``newton_start_per`` or ``solver``, numbers out of range, or
             landmark options that exclude each other.
 
+    Cost: NCm + hm³ to mix; 3C² + r²d² + d + 81h weights.
+
+    Published: their own pyramid: SOFT tiny 79.3; SOFT++ tiny 80.9, small 82.6.
+
     Source: SOFT (arXiv 2110.11945) and SOFT++ (arXiv 2207.03341).
 
     Examples:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .block import FFN, LayerScale
 from .build import build_token_norm
-from .softmax_attention import softmax_attention
+from .pairs import softmax_attention
 
 LAYER_NORM = dict(type='LN', eps=1e-6)
 
