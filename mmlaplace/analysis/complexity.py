@@ -87,6 +87,15 @@ def _nystrom_macs(
     return _product(query[:2]) * macs  # in each head of each image
 
 
+def _normalized_nystrom_macs(
+    query: Sequence[int], key: Sequence[int], landmarks: Sequence[int]
+) -> int:
+    count, dims = landmarks[-2:]
+    of_token = count * dims + count * (dims + 1)  # the kernel, and the values with their weights
+    macs = (query[-2] + key[-2]) * of_token + count * count * (dims + 1)
+    return _product(query[:2]) * macs
+
+
 def _linear_macs(
     query: Sequence[int], key: Sequence[int], value: Sequence[int], streams: int
 ) -> int:
@@ -134,6 +143,10 @@ def _nystrom_flops(
     q, k, v, landmarks, inverse, scale, rotary, kernel, bandwidth, whitening_eps, *_, **__
 ):
     return 2 * _nystrom_macs(q, k, landmarks, whitening_eps)
+
+
+def _normalized_nystrom_flops(q, k, v, landmarks, *_, **__):
+    return 2 * _normalized_nystrom_macs(q, k, landmarks)
 
 
 def _linear_flops(q, k, v, top_q, top_k, eps, features, streams, **__):
@@ -201,6 +214,7 @@ NATIVE_FORMULAS = {
     'laplacian_kernel': _cdist_flops,
     'gaussian_kernel': _cdist_flops,
     'nystrom_attention': _nystrom_flops,
+    'normalized_nystrom_attention': _normalized_nystrom_flops,
     'linear_attention': _linear_flops,
     '_landmark_attention': _landmark_flops,
     '_pola_streams': _pola_flops,
@@ -289,6 +303,7 @@ def mmengine_flop_handles() -> dict:
         'mmlaplace::newton_schulz_inverse': handle(_newton_schulz_macs, 0, value=1),
         'mmlaplace::_newton_start_scale': handle(_start_scale_macs, 0, value=2),
         'mmlaplace::nystrom_attention': handle(_nystrom_macs, 0, 1, 3, value=9),
+        'mmlaplace::normalized_nystrom_attention': handle(_normalized_nystrom_macs, 0, 1, 3),
         'mmlaplace::linear_attention': handle(_linear_macs, 0, 1, 2, value=7),
         'mmlaplace::cholesky_inverse': handle(_cholesky_inverse_macs, 0),
         'aten::linalg_cholesky_ex': handle(_cholesky_macs, 0),

@@ -8,8 +8,8 @@ from .backend import exporting_to_onnx
 from .precision import upcast
 
 
-def gaussian_kernel_reference(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
-    """The specification of :func:`gaussian_kernel` in plain PyTorch."""
+def gaussian_logarithm(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
+    """The logarithm of the kernel in plain PyTorch, at least in fp32."""
     query, key = upcast(q, k)
     # Differences, not |q|^2 + |k|^2 - 2qk: that form cancels for near-equal landmarks.
     if exporting_to_onnx():  # which has no cdist
@@ -17,7 +17,12 @@ def gaussian_kernel_reference(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
     else:
         mode = 'donot_use_mm_for_euclid_dist'
         squared = torch.cdist(query, key, p=2, compute_mode=mode).square()
-    return torch.exp(squared * (-0.5 / bandwidth / bandwidth)).to(q.dtype)
+    return squared * (-0.5 / bandwidth / bandwidth)
+
+
+def gaussian_kernel_reference(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
+    """The specification of :func:`gaussian_kernel` in plain PyTorch."""
+    return torch.exp(gaussian_logarithm(q, k, bandwidth)).to(q.dtype)
 
 
 def gaussian_kernel(
@@ -74,6 +79,7 @@ def gaussian_kernel(
 GAUSSIAN = Metric(
     name='gaussian_kernel',
     reference=gaussian_kernel_reference,
+    logarithm=gaussian_logarithm,
     derivative=lambda bandwidth: -1 / bandwidth / bandwidth,
     slope=lambda difference: difference,
     curvature=torch.ones_like,

@@ -9,14 +9,19 @@ from .backend import exporting_to_onnx
 from .precision import upcast
 
 
-def laplacian_kernel_reference(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
-    """The specification of :func:`laplacian_kernel` in plain PyTorch."""
+def laplacian_logarithm(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
+    """The logarithm of the kernel in plain PyTorch, at least in fp32."""
     query, key = upcast(q, k)
     if exporting_to_onnx():  # which has no cdist
         distance = sum_over_channels(query, key, torch.abs)
     else:
         distance = torch.cdist(query, key, p=1)
-    return torch.exp(distance / -bandwidth).to(q.dtype)
+    return distance / -bandwidth
+
+
+def laplacian_kernel_reference(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
+    """The specification of :func:`laplacian_kernel` in plain PyTorch."""
+    return torch.exp(laplacian_logarithm(q, k, bandwidth)).to(q.dtype)
 
 
 def laplacian_kernel(
@@ -73,6 +78,7 @@ def laplacian_kernel(
 LAPLACIAN = Metric(
     name='laplacian_kernel',
     reference=laplacian_kernel_reference,
+    logarithm=laplacian_logarithm,
     derivative=lambda bandwidth: -1 / bandwidth,
     slope=torch.sign,
     curvature=None,

@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 
 from . import _checks, _native
 from .backend import ceil_div
-from .nystrom_attention import _apart, _joined
+from .nystrom_attention import batches_apart, joined_batches
 from .precision import no_autocast, one_dtype, upcast, wide_dtype
 
 OP = 'linear_attention'
@@ -107,8 +107,8 @@ class Attention(_native.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *inputs: Any) -> Tuple[tuple, tuple]:
-        outputs = Attention.apply(*_joined(info.batch_size, in_dims, inputs, rotary=-1))
-        return _apart(info.batch_size, outputs)
+        outputs = Attention.apply(*joined_batches(info.batch_size, in_dims, inputs, rotary=-1))
+        return batches_apart(info.batch_size, outputs)
 
 
 class AttentionGradient(_native.Function):
@@ -141,8 +141,10 @@ class AttentionGradient(_native.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *inputs: Any) -> Tuple[tuple, tuple]:
-        outputs = AttentionGradient.apply(*_joined(info.batch_size, in_dims, inputs, rotary=-1))
-        return _apart(info.batch_size, outputs)
+        outputs = AttentionGradient.apply(
+            *joined_batches(info.batch_size, in_dims, inputs, rotary=-1)
+        )
+        return batches_apart(info.batch_size, outputs)
 
 
 def linear_attention(
