@@ -1,5 +1,6 @@
 """Who computes, by context and environment, at once or after checks, and under which autocast."""
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -28,6 +29,7 @@ from mmlaplace.ops import (
     precision,
     use_backend,
 )
+from mmlaplace.ops._inverse import check_room
 from mmlaplace.ops.backend import default_backend, with_current_backend
 from mmlaplace.ops.laplacian_kernel import laplacian_kernel_reference
 from mmlaplace.ops.newton_start_scale import newton_start_scale
@@ -346,6 +348,23 @@ def test_kernels_widen_inputs_of_two_dtypes_under_autocast_before_they_may_fail(
     assert failing.calls == 1
 
 
+def test_too_little_memory_is_raised_where_a_gpu_may_have_no_room_too():
+    """A GPU alone knows whether it has room for more than 64 rows, so can_run has doubts there."""
+
+    def doubt(*_):
+        raise ValueError('a GPU may have no room')
+
+    at_once = _native.door('laplacian_kernel', doubt)
+    with FailsOnce(ERRORS[0]), pytest.raises(type(ERRORS[0]), match='out of memory'):
+        at_once('auto', Q, K, 4.0)
+    with FailsOnce(ERRORS[1]):
+        assert at_once('auto', Q, K, 4.0) is None
+    for size, dtype, fits in ((64, torch.float32, True), (65, torch.float32, False)):
+        mat = torch.empty(size, size, dtype=dtype, device='meta')
+        with contextlib.nullcontext() if fits else pytest.raises(ValueError, match='for 65 rows'):
+            check_room('cholesky_inverse', mat)
+
+
 def test_too_little_memory_for_a_result_is_raised_at_once():
     tokens = torch.zeros(1, 1, 1, 1).expand(1, 1, 1 << 24, 1)  # of 2^50 bytes
     # An op of the stable ABI knows only that torch could not allocate it.
@@ -366,9 +385,31 @@ def test_what_the_library_has_no_kernel_for_is_computed_by_the_reference(
     assert failing.calls == 1 and len(lines) == 1 and 'has no op' in lines[0]
 
 
+class OnGPU(torch.Tensor):
+    """Says that it is on a GPU."""
+
+    is_cuda = True
+
+
+def test_the_compiled_linear_attention_pays_on_a_gpu_for_what_it_has_room_and_derivatives():
+    pays = importlib.import_module('mmlaplace.ops.linear_attention')._pays
+    q, wide = (torch.rand(1, 1, 2, width).as_subclass(OnGPU) for width in (128, 129))
+    assert pays(q, q, q, True) and not pays(q.as_subclass(torch.Tensor), q, q, True)
+    assert not pays(wide, wide, q, True) and not pays(q, q, wide, True)
+    assert not pays(q, q, q[0], True) and not pays(q, None, q, True)
+    with forward_ad.dual_level():
+        assert not pays(q, q, q, True)
+
+
+def test_on_a_cpu_torchs_products_compute_linear_attention():
+    with Called() as called:
+        mmlaplace.ops.linear_attention(Q, Q, Q)
+    assert 'mmlaplace' not in called.namespaces
+
+
 def test_linear_attention_goes_at_once_where_its_op_is_faster(on_a_gpu):
     q, k, v = torch.rand(3, 1, 2, 6, 4).unbind()
-    attend = OPS['linear_attention'].__globals__['ops'].linear_attention
+    attend = mmlaplace.ops.linear_attention
     for given in ((q, k, v), (q, k.double(), v.half())):
         expected = attend(*given, backend='reference')
         with Called() as called:
