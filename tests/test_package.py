@@ -1,5 +1,6 @@
 """Installation: what a wheel holds, what an import needs."""
 
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import zipfile
 import pytest
 import torch
 from conftest import ROOT, run_python, run_script
+from test_docs import code_blocks
 from torch.utils import cpp_extension
 
 
@@ -52,7 +54,9 @@ def test_wheel_holds_configs_and_tools_where_mim_looks(wheel):
     for path in (ROOT / 'mmlaplace').rglob('*.py'):
         if '.mim' not in path.parts:
             assert str(path.relative_to(ROOT)) in names
-    assert not [name for name in names if name.startswith(('tests/', 'configs/', 'data/'))]
+    outside = ('tests/', 'configs/', 'data/', 'studies/', 'reproduction/', 'hybrids/')
+    assert not [name for name in names if name.startswith(outside)]
+    assert not [name for name in names if 'studies' in name or 'configs/tables' in name]
 
 
 @pytest.mark.wheel
@@ -71,6 +75,100 @@ def test_without_a_compiler_it_finds_its_configs_and_the_reference_computes(whee
     assert 'no compiled library' in output
 
 
+@pytest.fixture(scope='module')
+def installed(wheel, tmp_path_factory):
+    """A folder with the installed wheel alone, and another one to work in, far from a clone."""
+    target, place = tmp_path_factory.mktemp('installed'), tmp_path_factory.mktemp('place')
+    install = ['-m', 'pip', 'install', '-q', '--no-deps', '--no-index', '--target', target, wheel]
+    subprocess.run([sys.executable, *install], check=True, capture_output=True)
+    attention = code_blocks(ROOT / 'docs/tutorials/add_attention.md', 'python')[0]
+    (place / 'elu_attention.py').write_text(attention)
+    return target, place
+
+
+def run_installed(installed, *words):
+    target, place = installed
+    return run_python(*words, cwd=place, PYTHONPATH=str(target))
+
+
+@pytest.mark.wheel
+@pytest.mark.parametrize(
+    ('words', 'said'),
+    [
+        ('', 'compare an attention of yours'),
+        ('list softpp-tiny_8xb128_in1k', 'softpp-tiny_8xb128_in1k'),
+        ('list --weights cswin-tiny', 'cswin-tiny'),
+        ('config softpp-tiny_8xb128_in1k', "type='SOFTPlusPlus'"),
+        ('check', 'no compiled library'),
+        ('compare elu_attention.py:EluAttention --contract', '0 of 15 points failed'),
+        ('compare probes --quick --tasks offset --attentions Softmax', 'results are in'),
+        ('compare trainings --attentions LinearAttention', 'make_mini_datasets.py'),
+    ],
+    ids=lambda words: words[:30],
+)
+def test_every_command_runs_without_a_clone(words, said, installed):
+    result = run_installed(installed, '-m', 'mmlaplace', *words.split())
+    output = result.stdout + result.stderr
+    assert said in output and 'Traceback' not in output, output[-3000:]
+    assert f'{ROOT}/mmlaplace' not in output and f'{ROOT}/tools' not in output
+    refused = words.startswith('compare trainings')  # as there is no data
+    without_library = words == 'check'
+    assert result.returncode == (2 if refused else int(without_library)), output[-3000:]
+
+
+# Each in the same process, which imports torch once.
+TOOLS_OF_MIM = """
+import contextlib, io, pathlib, runpy, sys
+import mmlaplace
+from mmlaplace.model_zoo import files_root
+
+root = files_root()
+assert root.parts[-2:] == ('mmlaplace', '.mim') and str(root) == sys.argv[1], root
+path = list(sys.path)
+for script in sorted(root.glob('tools/**/*.py')):
+    sys.argv, sys.path[:] = [str(script), '--help'], [str(script.parent), *path]
+    said, status = io.StringIO(), 0
+    try:
+        with contextlib.redirect_stdout(said):
+            runpy.run_path(str(script), run_name='__main__')
+    except SystemExit as end:
+        status = end.code
+    assert not status and len(said.getvalue()) > 80, (script, status)
+names = {name.partition('.')[0] for name in sys.modules}
+assert not {'reproduction', 'hybrids', 'explorer'} & names
+"""
+
+
+@pytest.mark.wheel
+def test_every_tool_of_the_wheel_helps_without_a_clone(installed):
+    result = run_installed(installed, '-c', TOOLS_OF_MIM, installed[0] / 'mmlaplace/.mim')
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+@pytest.mark.wheel
+def test_a_tool_of_the_wheel_counts_a_model_by_its_name(installed):
+    tool = installed[0] / 'mmlaplace/.mim/tools/analysis_tools/get_flops.py'
+    result = run_installed(installed, tool, 'softpp-tiny_8xb128_in1k')
+    assert '13.07 M' in result.stdout, result.stderr[-3000:]
+
+
+@pytest.mark.wheel
+@pytest.mark.training
+@pytest.mark.thorough
+def test_attentions_are_trained_and_measured_without_a_clone(installed, noise_images):
+    sides = dict(train=64, val=64, val_96=96, val_128=128)
+    for folder, side in sides.items():
+        noise_images(installed[1] / 'few/textures' / folder, side, classes=15)
+    options = '--seeds 0 --epochs 2 --image-size 64 --jobs 1 --data-root few'
+    words = f'compare trainings --attentions LinearAttention {options}'.split()
+    result = run_installed(installed, '-m', 'mmlaplace', *words)
+    assert result.returncode == 0, result.stdout + result.stderr
+    (results,) = installed[1].glob('work_dirs/*/results.json')
+    content = json.loads(results.read_text())
+    assert len(content['results']) == len(content['costs']) == 1
+
+
+@pytest.mark.slow
 @pytest.fixture
 def version_by_setup(monkeypatch):
     """Run ``setup.py --version``, which decides what it would compile."""

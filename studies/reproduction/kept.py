@@ -3,7 +3,7 @@
 import json
 from functools import cache
 from pathlib import Path
-from typing import Dict, Iterable, List, Sequence
+from typing import Any, Dict, Iterable, List, Sequence
 
 from mmlaplace.writing import write_whole
 
@@ -38,9 +38,8 @@ def keep_job(folder: Path, job: Path, kind: str, result: dict) -> None:
         result: The result of the job, whose log will be that file.
     """
     path = folder / f'{kind}.jsonl'
-    line = dict(job=job.name, result=dict(result))
-    if 'log' in result:
-        line['result']['log'] = str(path)
+    kept = dict(result, log=str(path)) if 'log' in result else result
+    line: Dict[str, Any] = dict(job=job.name, result=kept)
     logs = sorted((job / 'train').glob('*/vis_data/scalars.json'))
     if logs:
         lines = logs[-1].read_text(encoding='utf-8').splitlines()
