@@ -594,7 +594,6 @@ MINI = sorted(
 )
 
 
-@pytest.mark.sampled(16, 16)
 @pytest.mark.parametrize('path', MINI, ids=lambda path: path.stem)
 def test_all_configs_of_mini_data_pass(path, mini_data, said):
     cfg = Config.fromfile(path)
