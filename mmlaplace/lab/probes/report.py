@@ -147,7 +147,7 @@ def read_costs(path: Path) -> Dict[str, Dict[str, float]]:
 
     They are ms of a forward pass by the side of the image, and MB of training at the largest.
     """
-    costs = {}
+    costs: Dict[str, Dict[str, float]] = {}
     for made in json.loads(path.read_bytes())['costs']:
         if made['settings']['host'] != 'laplacianformer':
             continue
@@ -363,9 +363,14 @@ def tables(results: List[dict], studies: Dict[str, Study]) -> Dict[str, Table]:
 
 def behind(table: Table, column: int) -> Tuple[str, str]:
     """Numbers of seeds, and of learning rates of cells that are not solved, as text."""
-    cells = [row[column] for row in table.rows.values() if row[column] is not None]
-    seeds = [cell.seeds for cell in cells]
-    rates = [cell.rates for cell in cells if cell.accuracy['1'] < SOLVED]
+    seeds, rates = [], []
+    for row in table.rows.values():
+        cell = row[column]
+        if cell is None:
+            continue
+        seeds.append(cell.seeds)
+        if cell.accuracy['1'] < SOLVED:
+            rates.append(cell.rates)
     return span(seeds), span(rates)
 
 

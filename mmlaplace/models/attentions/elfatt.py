@@ -107,14 +107,15 @@ class ELFATTAttention(QKVAttention):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         side = self.sides(hw_shape)
         mask = self.mask(v, hw_shape, side)
-        of_far, of_near = [], []
+        far_parts, near_parts = [], []
         for x in (q, k, v):  # (B, heads, N, d), with half of the heads or channels for each
             first, second = x.tensor_split([self.first], dim=self.half_of)
-            of_far.append(first)
+            far_parts.append(first)
             blocks = split_windows(self.merge_heads(second), hw_shape, side)
-            of_near.append(split_heads(blocks, second.shape[3]))  # (B * blocks, heads, h * w, d)
-        far = efficient_attention(*of_far)
-        near = softmax_attention(*of_near, mask)
+            near_parts.append(split_heads(blocks, second.shape[3]))
+        far = efficient_attention(*far_parts)
+        q, k, v = near_parts  # (B * blocks, heads, h * w, d)
+        near = softmax_attention(q, k, v, mask)
         near = split_heads(join_windows(self.merge_heads(near), hw_shape, side), near.shape[3])
         return torch.cat([far, near], dim=self.half_of)
 
