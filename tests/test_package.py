@@ -168,7 +168,6 @@ def test_attentions_are_trained_and_measured_without_a_clone(installed, noise_im
     assert len(content['results']) == len(content['costs']) == 1
 
 
-@pytest.mark.slow
 @pytest.fixture
 def version_by_setup(monkeypatch):
     """Run ``setup.py --version``, which decides what it would compile."""
@@ -184,6 +183,7 @@ def version_by_setup(monkeypatch):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('variables', 'status', 'said'),
     [
