@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Tuple
 
 import yaml
-from marked_tables import ROOT
+from pages.files import ROOT
 
 from mmlaplace.commands.command_line import ToolParser
 

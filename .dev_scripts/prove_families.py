@@ -1,7 +1,7 @@
 """Write docs/logs/families.json: what the tests prove of the weights of each family.
 
 It runs the tests of manifests, golden files and timm, and keeps the errors that they compare. Then
-make_model_zoo.py makes the table.
+make_pages.py makes the table.
 
 Examples:
   python .dev_scripts/prove_families.py
@@ -12,7 +12,7 @@ import sys
 from typing import Any, Callable, Dict, List
 
 import pytest
-from marked_tables import ROOT
+from pages.files import ROOT
 
 from mmlaplace.checkpoints.published import recognise
 from mmlaplace.commands.command_line import ToolParser, write_json
@@ -20,8 +20,8 @@ from mmlaplace.models import FAMILIES
 
 LOG = ROOT / 'docs/logs/families.json'
 TESTS = {
-    'whole': 'tests/engine/test_published.py::test_every_released_checkpoint_converts_whole',
-    'timm': 'tests/engine/test_published.py::test_weights_of_timm_give_its_maps_and_logits',
+    'whole': 'tests/checkpoints/test_published.py::test_every_released_checkpoint_converts_whole',
+    'timm': 'tests/checkpoints/test_published.py::test_weights_of_timm_give_its_maps_and_logits',
     'golden': 'tests/models/test_golden.py::test_converted_file_gives_the_authors_logits',
 }
 

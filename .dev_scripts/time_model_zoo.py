@@ -1,6 +1,6 @@
 """Time the classifiers with a published top-1, and draw it over their speed.
 
-It writes docs/logs/model_zoo_cpu.json, from which make_model_zoo.py takes images a second, and
+It writes docs/logs/model_zoo_cpu.json, from which make_pages.py takes images a second, and
 docs/images/model_zoo_speed.png. Each model is timed alone at 224 x 224 pixels, batch 8, in turns
 with PVT-tiny, whose times show how even the machine was. Peers of other projects come last.
 
@@ -17,8 +17,8 @@ import sys
 from typing import Any, Dict, List, Tuple
 
 import torch
-from make_model_zoo import FITTED
-from marked_tables import ROOT
+from pages.files import ROOT
+from pages.model_zoo import FITTED
 
 from mmlaplace.analysis.measuring import describe_machine, interleave, model_job
 from mmlaplace.commands.command_line import ToolParser, write_json
@@ -92,12 +92,13 @@ def draw() -> None:
         top1 = model.metadata['Published']['Top 1 Accuracy']
         if model.name in result['models']:
             speed = result['models'][model.name]['images per second']
-            fitted = ', sizes fitted' * (model.family == FITTED)
-            family = f'{model.name.rpartition("-")[0]}{fitted}'
+            family = model.name.rpartition('-')[0]
+            if model.family == FITTED:
+                family += ', sizes fitted'
             lines.setdefault(family, []).append((speed, top1))
     others = [
-        (found['images per second'], published()[name].top1)
-        for name, found in result['peers'].items()
+        (peer['images per second'], published()[name].top1)
+        for name, peer in result['peers'].items()
     ]
     figure, axis = new_figure(1, 1, (8, 6))
     draw_families(axis, lines, others, grey=True)

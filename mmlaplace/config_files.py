@@ -8,6 +8,7 @@ from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.registry import MODELS
 
 from .model_zoo import files_root, near_names, options_of, released_weights
+from .models import PyramidBackbone
 from .toolboxes import PACKAGES
 
 SCOPE = 'mmlaplace::'
@@ -43,22 +44,30 @@ def backbone_config(name: str, pretrained: bool = False, **options: Any) -> Dict
     return {**own, **options}
 
 
-def channels(backbone: Mapping[str, Any]) -> List[int]:
+def channels(backbone: Mapping[str, Any], **options: Any) -> List[int]:
     """The channels of the maps that a backbone returns, for ``in_channels`` of a neck or head.
 
-    The backbone runs without weights or images, in less than a second.
+    The backbone is built without memory for its weights. One of ours knows its channels. Another
+    project's runs once, on an image without memory.
 
     Args:
         backbone: The dict of a backbone, as in ``model.backbone``.
+        **options: Options of the backbone to add or to change, as a config changes its base.
 
     Examples:
         >>> from mmlaplace import channels
         >>> channels(dict(type='RAVLT', arch='tiny', out_indices=(1, 2, 3)))
         [128, 256, 512]
+        >>> channels(dict(type='RAVLT', arch='tiny', out_indices=(1, 2, 3)), arch='large')
+        [192, 448, 640]
     """
-    options = {key: value for key, value in backbone.items() if key not in ('init_cfg', '_delete_')}
+    changed = {**backbone, **options}
+    own = {key: value for key, value in changed.items() if key not in ('init_cfg', '_delete_')}
     with torch.device('meta'):
-        maps = MODELS.build(options)(torch.empty(1, options.get('in_channels', 3), 128, 128))
+        module = MODELS.build(own)
+        if isinstance(module, PyramidBackbone):
+            return list(module.out_channels)
+        maps = module(torch.empty(1, own.get('in_channels', 3), 128, 128))
     return [each.shape[1] for each in maps]
 
 

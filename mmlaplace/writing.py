@@ -3,13 +3,14 @@
 import errno
 import io
 import os
+import re
 import shutil
 import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Iterable, Iterator, Sequence, Union
+from typing import Callable, Iterable, Iterator, Sequence, Union
 
 PARTIAL = '.partial'
 
@@ -56,14 +57,16 @@ def whole_file(path: Union[str, os.PathLike]) -> Iterator[Path]:
                 os.fsync(file.fileno())  # a new name must not reach the disk before its bytes
             os.replace(temporary, target)
     except OSError as error:
-        of_another_file = error.filename and not str(error.filename).startswith(beside)
-        if error.errno is None or of_another_file:
+        is_of_another_file = error.filename and not str(error.filename).startswith(beside)
+        if error.errno is None or is_of_another_file:
             raise
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        fix = 'name another place'
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            fix = 'free space on that disk, or name another place'
         raise OSError(
             error.errno,
             f'{path} cannot be written: {os.strerror(error.errno)}. A file that was there is as '
-            f'before; {"free space on that disk, or " * full}name another place',
+            f'before; {fix}',
         ) from error
 
 
@@ -76,6 +79,26 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], align: 
     """A table in Markdown. ``align`` is the line below all titles but the first."""
     lines = [header, ['---', *[align] * (len(header) - 1)], *rows]
     return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+
+
+def with_tables(text: str, kind: str, table: Callable[[str], str]) -> str:
+    """The text of a page with its tables made anew.
+
+    A table is between ``<!-- KIND: NAME -->`` and ``<!-- end of KIND -->``.
+
+    Args:
+        text: The text of the page.
+        kind: The kind of the tables.
+        table: Function that makes the table of a name.
+
+    Raises:
+        ValueError: If a table has no end.
+    """
+    begin, end = rf'<!-- {kind}: (\S+) -->', f'<!-- end of {kind} -->'
+    if len(re.findall(begin, text)) != text.count(end):
+        raise ValueError(f'not each <!-- {kind}: NAME --> has its {end}; put both around a table')
+    marked = re.compile(rf'({begin}\n).*?({end})', re.DOTALL)
+    return marked.sub(lambda found: f'{found[1]}\n{table(found[2])}\n\n{found[3]}', text)
 
 
 def write_whole(path: Union[str, os.PathLike], content: Union[str, bytes]) -> None:

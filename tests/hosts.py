@@ -1,6 +1,6 @@
 """Projects that take our backbones, each with the lines for it.
 
-tests/test_hosts.py runs them, and .dev_scripts/make_hosts_table.py writes them into docs/timm.md.
+tests/test_hosts.py runs them, and .dev_scripts/make_pages.py writes them into docs/timm.md.
 """
 
 from importlib import import_module

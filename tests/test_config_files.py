@@ -1,6 +1,7 @@
 """What a config may call or inherit from: bases by name, a backbone by name, its channels."""
 
 import pytest
+import torch
 from conftest import ROOT, run_python
 from mmengine.config import Config
 from mmengine.registry import MODELS
@@ -73,10 +74,26 @@ def test_a_backbone_by_name_is_a_dict_that_builds_it():
             ),
             [32, 64, 96, 128],
         ),
+        (dict(type='XCiTBackbone', arch='t12', pyramid_blocks=(3, 5, 7, 11)), [192] * 4),
+        (dict(type='XCiTBackbone', arch='t12', out_type='cls_token'), [192]),
+        # The class token and the one of the distillation.
+        (dict(type='ViT', arch='tiny', with_dist_token=True, out_type='cls_token'), [384]),
     ],
 )
-def test_channels_are_those_of_the_maps(options, channels):
+def test_channels_are_those_of_what_a_backbone_returns(options, channels):
     assert mmlaplace.channels(options) == channels
+    built = {key: value for key, value in options.items() if key not in ('_delete_', 'init_cfg')}
+    with torch.device('meta'):
+        outs = MODELS.build(built)(torch.empty(1, options.get('in_channels', 3), 128, 128))
+    assert [out.shape[1] for out in outs] == channels
+
+
+def test_channels_follow_changes_and_other_projects_backbones():
+    base = dict(type='RAVLT', arch='tiny', out_indices=(1, 3))
+    assert mmlaplace.channels(base, arch='large') == [192, 640]
+    pytest.importorskip('mmdet.models')
+    resnet = dict(type='mmdet.ResNet', depth=18, out_indices=(1, 3))
+    assert mmlaplace.channels(resnet) == [128, 512]
 
 
 def test_a_config_of_either_kind_takes_the_channels_from_its_backbone(write):

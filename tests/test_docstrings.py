@@ -15,7 +15,7 @@ import mmlaplace
 from mmlaplace import ops
 from mmlaplace.models import BaseAttention, PyramidBackbone, layers
 
-SECTIONS = r'Args|Returns|Raises|Attributes|Source|Examples?|Note|Yields'
+SECTIONS = r'Args|Returns|Raises|Attributes|Cost|Published|Source|Examples?|Note|Yields'
 
 # What modules with these starts of names import, and the library does without.
 NEEDS = {'mmlaplace.timm': 'timm', 'mmlaplace.models.ssd': 'mmdet'}

@@ -14,8 +14,9 @@ from mmengine.config import Config
 from mmengine.registry import DefaultScope
 
 import mmlaplace
-from mmlaplace import check, toolbox_hubs
+from mmlaplace import toolbox_hubs
 from mmlaplace.__main__ import main
+from mmlaplace.check import Finding, report
 from mmlaplace.checkpoints import PUBLISHED
 from mmlaplace.commands.model_list import path_from_here
 from mmlaplace.lab.side_by_side.backbone_candidates import catalogue
@@ -61,9 +62,14 @@ def test_a_pattern_without_a_match_is_quoted_with_near_names(words, near, capsys
     assert any(f'matches {word!r};' in sentence for word in words)
 
 
-def test_check_is_a_command(monkeypatch):
-    monkeypatch.setattr(check, 'main', lambda arguments: arguments)
-    assert main(['check', '--json']) == ['--json']
+def test_check_is_a_command(monkeypatch, capsys):
+    broken = Finding('ops', 'problem', 'broken', 'mend them')
+    monkeypatch.setattr(report, 'CHECKS', {'ops': lambda: [broken]})
+    assert main(['check', '--json']) == 1
+    (found,) = json.loads(capsys.readouterr().out)['findings']
+    assert found == dict(check='ops', **broken._asdict())
+    assert main(['check']) == 1
+    assert 'mend them' in capsys.readouterr().out
 
 
 def test_numbers_in_names_are_sorted_by_value():

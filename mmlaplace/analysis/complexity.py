@@ -6,7 +6,7 @@ only. Therefore their MACs are counted apart from those of the attention kernels
 """
 
 import math
-from typing import Any, Dict, NamedTuple, Optional, Sequence
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
 
 import torch
 import torch.nn as nn
@@ -77,14 +77,23 @@ def _start_scale_macs(mat: Sequence[int], halve: bool) -> int:
 def _nystrom_macs(
     query: Sequence[int], key: Sequence[int], landmarks: Sequence[int], eps: Optional[float]
 ) -> int:
-    batch_heads, (marks, dims) = _product(query[:2]), landmarks[-2:]
+    count, dims = landmarks[-2:]
     tokens = query[-2] + key[-2]
-    macs = tokens * marks * dims + marks * marks * dims  # the two kernels
+    macs = tokens * count * dims + count * count * dims  # the two kernels
     if eps is not None:  # whitening: half of each symmetric product, and P^T Cov P
-        macs += tokens * marks * dims + tokens * marks * (marks + 1) // 2 + 2 * marks**3
+        macs += tokens * count * dims + tokens * count * (count + 1) // 2 + 2 * count**3
     else:  # SOFT: the keys are the queries, and papers count one kernel
-        macs += query[-2] * marks * dims
-    return batch_heads * macs
+        macs += query[-2] * count * dims
+    return _product(query[:2]) * macs  # in each head of each image
+
+
+def _normalized_nystrom_macs(
+    query: Sequence[int], key: Sequence[int], landmarks: Sequence[int]
+) -> int:
+    count, dims = landmarks[-2:]
+    of_token = count * dims + count * (dims + 1)  # the kernel, and the values with their weights
+    macs = (query[-2] + key[-2]) * of_token + count * count * (dims + 1)
+    return _product(query[:2]) * macs
 
 
 def _linear_macs(
@@ -99,85 +108,125 @@ def _fourier_macs(maps: Sequence[int], dim: Sequence[int]) -> int:
     return round(1.25 * _product(maps) * math.log2(_product([maps[axis] for axis in dim])))
 
 
-# FLOPs of the ops that FlopCounterMode does not know.
+# FLOPs by the arguments of an op, in which tensors are given by their shapes.
+
+
+def _cdist_flops(x1, x2, *_, **__):
+    return 2 * _cdist_macs(x1, x2)
+
+
+def _cholesky_flops(mat, *_, **__):
+    return 2 * _cholesky_macs(mat)
+
+
+def _triangular_flops(mat, *_, **__):
+    return 2 * _triangular_macs(mat)
+
+
+def _real_fourier_flops(maps, dim, *_, **__):
+    return 2 * _fourier_macs(maps, dim)
+
+
+def _inverse_fourier_flops(waves, dim, *_, out_shape, **__):
+    return 2 * _fourier_macs(out_shape, dim)
+
+
+def _attention_flops(query, key, value, *_, **__):
+    return 2 * _attention_macs(query, key, value)
+
+
+def _matmul_flops(x, y, *_, out_shape, **__):
+    return 2 * _product(out_shape) * x[-1]
+
+
+def _nystrom_flops(
+    q, k, v, landmarks, inverse, scale, rotary, kernel, bandwidth, whitening_eps, *_, **__
+):
+    return 2 * _nystrom_macs(q, k, landmarks, whitening_eps)
+
+
+def _normalized_nystrom_flops(q, k, v, landmarks, *_, **__):
+    return 2 * _normalized_nystrom_macs(q, k, landmarks)
+
+
+def _linear_flops(q, k, v, top_q, top_k, eps, features, streams, **__):
+    return 2 * _linear_macs(q, k, v, streams)
+
+
+def _landmark_flops(
+    q,
+    k,
+    v,
+    gamma,
+    rotary,
+    form,
+    height,
+    width,
+    rows,
+    columns,
+    ratio,
+    kernel,
+    bandwidth,
+    ridge,
+    whitening_eps,
+    **__,
+):
+    if ratio is not None:
+        rows, columns = ceil_div(height, ratio), ceil_div(width, ratio)
+    count = rows * columns
+    landmarks = (*q[:2], count, q[-1])
+    matrix = (*q[:2], count, count)
+    macs = _cdist_macs(landmarks, landmarks) + _cholesky_inverse_macs(matrix)
+    return 2 * (macs + _nystrom_macs(q, k, landmarks, whitening_eps))
+
+
+def _pola_flops(q, power, shift, sums, *_, **__):
+    return 2 * _product(q[:-1]) * _product(sums[-2:])
+
+
+def _newton_schulz_flops(mat, num_iters, *_, **__):
+    return 2 * _newton_schulz_macs(mat, num_iters)
+
+
+def _start_scale_flops(mat, factor, halve, *_, **__):
+    return 2 * _start_scale_macs(mat, halve)
+
+
+def _cholesky_inverse_flops(mat, *_, **__):
+    return 2 * _cholesky_inverse_macs(mat)
+
+
+# Those of the ops that FlopCounterMode does not know.
 FLOP_FORMULAS = {
-    aten._cdist_forward: lambda x, y, *_, **__: 2 * _cdist_macs(x, y),
-    aten.linalg_cholesky_ex: lambda mat, *_, **__: 2 * _cholesky_macs(mat),
-    aten.linalg_solve_triangular: lambda mat, *_, **__: 2 * _triangular_macs(mat),
-    aten._fft_r2c: lambda maps, dim, *_, **__: 2 * _fourier_macs(maps, dim),
-    aten._fft_c2r: lambda waves, dim, *_, out_shape, **__: 2 * _fourier_macs(out_shape, dim),
+    aten._cdist_forward: _cdist_flops,
+    aten.linalg_cholesky_ex: _cholesky_flops,
+    aten.linalg_solve_triangular: _triangular_flops,
+    aten._fft_r2c: _real_fourier_flops,
+    aten._fft_c2r: _inverse_fourier_flops,
 }
 if hasattr(aten, '_scaled_dot_product_flash_attention_for_cpu'):  # torch >= 2.2
-    FLOP_FORMULAS[aten._scaled_dot_product_flash_attention_for_cpu] = (
-        lambda query, key, value, *_, **__: 2 * _attention_macs(query, key, value)
-    )
+    FLOP_FORMULAS[aten._scaled_dot_product_flash_attention_for_cpu] = _attention_flops
 else:  # whose counter does not look into cdist and matmul, as newer ones do
-    FLOP_FORMULAS[aten.cdist] = FLOP_FORMULAS[aten._cdist_forward]
-    FLOP_FORMULAS[aten.matmul] = lambda x, y, *_, out_shape, **__: 2 * _product(out_shape) * x[-1]
+    FLOP_FORMULAS[aten.cdist] = _cdist_flops
+    FLOP_FORMULAS[aten.matmul] = _matmul_flops
 
-for _name in ('laplacian_kernel', 'gaussian_kernel'):
-    if _name in _native.AVAILABLE:
-        FLOP_FORMULAS[getattr(torch.ops.mmlaplace, _name)] = lambda q, k, *_, **__: (
-            2 * _cdist_macs(q, k)
-        )
-if 'nystrom_attention' in _native.AVAILABLE:
-
-    def _nystrom_flops(
-        q, k, v, landmarks, inverse, scale, rotary, kernel, bandwidth, whitening_eps, *_, **__
-    ):
-        return 2 * _nystrom_macs(q, k, landmarks, whitening_eps)
-
-    FLOP_FORMULAS[torch.ops.mmlaplace.nystrom_attention] = _nystrom_flops
-if 'linear_attention' in _native.AVAILABLE:
-
-    def _linear_flops(q, k, v, top_q, top_k, eps, features, streams, **__):
-        return 2 * _linear_macs(q, k, v, streams)
-
-    FLOP_FORMULAS[torch.ops.mmlaplace.linear_attention] = _linear_flops
-if '_landmark_attention' in _native.AVAILABLE:
-
-    def _landmark_flops(
-        q,
-        k,
-        v,
-        gamma,
-        rotary,
-        form,
-        height,
-        width,
-        rows,
-        columns,
-        ratio,
-        kernel,
-        bandwidth,
-        ridge,
-        whitening_eps,
-        **__,
-    ):
-        marks = (
-            rows * columns if ratio is None else ceil_div(height, ratio) * ceil_div(width, ratio)
-        )
-        landmarks, matrix = (*q[:2], marks, q[-1]), (*q[:2], marks, marks)
-        macs = _cdist_macs(landmarks, landmarks) + _cholesky_inverse_macs(matrix)
-        return 2 * (macs + _nystrom_macs(q, k, landmarks, whitening_eps))
-
-    FLOP_FORMULAS[torch.ops.mmlaplace._landmark_attention] = _landmark_flops
-if '_pola_streams' in _native.AVAILABLE:
-    FLOP_FORMULAS[torch.ops.mmlaplace._pola_streams] = lambda q, power, shift, sums, *_, **__: (
-        2 * _product(q[:-1]) * _product(sums[-2:])
-    )
-if 'newton_schulz_inverse' in _native.AVAILABLE:
-    FLOP_FORMULAS[torch.ops.mmlaplace.newton_schulz_inverse] = lambda mat, num_iters, *_, **__: (
-        2 * _newton_schulz_macs(mat, num_iters)
-    )
-if '_newton_start_scale' in _native.AVAILABLE:
-    FLOP_FORMULAS[torch.ops.mmlaplace._newton_start_scale] = lambda mat, factor, halve, *_, **__: (
-        2 * _start_scale_macs(mat, halve)
-    )
-if 'cholesky_inverse' in _native.AVAILABLE:
-    FLOP_FORMULAS[torch.ops.mmlaplace.cholesky_inverse] = lambda mat, *_, **__: (
-        2 * _cholesky_inverse_macs(mat)
-    )
+NATIVE_FORMULAS = {
+    'laplacian_kernel': _cdist_flops,
+    'gaussian_kernel': _cdist_flops,
+    'nystrom_attention': _nystrom_flops,
+    'normalized_nystrom_attention': _normalized_nystrom_flops,
+    'linear_attention': _linear_flops,
+    '_landmark_attention': _landmark_flops,
+    '_pola_streams': _pola_flops,
+    'newton_schulz_inverse': _newton_schulz_flops,
+    '_newton_start_scale': _start_scale_flops,
+    'cholesky_inverse': _cholesky_inverse_flops,
+}
+FLOP_FORMULAS.update(
+    (getattr(torch.ops.mmlaplace, name), formula)
+    for name, formula in NATIVE_FORMULAS.items()
+    if name in _native.AVAILABLE
+)
 
 
 def count_complexity(
@@ -222,46 +271,44 @@ def mmengine_flop_handles() -> dict:
     ``FlopAnalyzer(model, inputs).set_op_handle(**mmengine_flop_handles())``.
     """
 
-    def shapes(values: list) -> list:
-        return [value.type().sizes() for value in values if value.type().kind() == 'TensorType']
+    def handle(macs: Callable[..., int], *shapes: int, value: Optional[int] = None) -> Callable:
+        """MACs by the shapes of these inputs, and by the value of another one."""
 
-    def numbers(value: Any) -> list:
-        return [number.toIValue() for number in value.node().inputs()]
+        def count(inputs: list, outputs: list) -> int:
+            arguments = [inputs[i].type().sizes() for i in shapes]
+            if value is not None:
+                arguments.append(inputs[value].toIValue())
+            return macs(*arguments)
+
+        return count
+
+    def axes(inputs: list) -> List[int]:
+        return [axis.toIValue() for axis in inputs[2].node().inputs()]
+
+    def matmul(inputs: list, outputs: list) -> int:
+        # mmengine counts no matrices of the second factor that the first has not.
+        return _product(outputs[0].type().sizes()) * inputs[0].type().sizes()[-1]
+
+    def real_fourier(inputs: list, outputs: list) -> int:
+        return _fourier_macs(inputs[0].type().sizes(), axes(inputs))
+
+    def inverse_fourier(inputs: list, outputs: list) -> int:
+        return _fourier_macs(outputs[0].type().sizes(), axes(inputs))
 
     return {
-        # mmengine counts no matrices of the second factor that the first has not.
-        'aten::matmul': lambda inputs, outputs: (
-            _product(shapes(outputs)[0]) * shapes(inputs)[0][-1]
-        ),
-        'aten::cdist': lambda inputs, outputs: _cdist_macs(*shapes(inputs)[:2]),
-        'mmlaplace::laplacian_kernel': lambda inputs, outputs: _cdist_macs(*shapes(inputs)[:2]),
-        'mmlaplace::gaussian_kernel': lambda inputs, outputs: _cdist_macs(*shapes(inputs)[:2]),
-        'mmlaplace::newton_schulz_inverse': lambda inputs, outputs: _newton_schulz_macs(
-            shapes(inputs)[0], inputs[1].toIValue()
-        ),
-        'mmlaplace::_newton_start_scale': lambda inputs, outputs: _start_scale_macs(
-            shapes(inputs)[0], inputs[2].toIValue()
-        ),
-        'mmlaplace::nystrom_attention': lambda inputs, outputs: _nystrom_macs(
-            shapes(inputs)[0], shapes(inputs)[1], shapes(inputs)[3], inputs[9].toIValue()
-        ),
-        'mmlaplace::linear_attention': lambda inputs, outputs: _linear_macs(
-            shapes(inputs)[0], shapes(inputs)[1], shapes(inputs)[2], inputs[7].toIValue()
-        ),
-        'mmlaplace::cholesky_inverse': lambda inputs, outputs: _cholesky_inverse_macs(
-            shapes(inputs)[0]
-        ),
-        'aten::linalg_cholesky_ex': lambda inputs, outputs: _cholesky_macs(shapes(inputs)[0]),
-        'aten::linalg_solve_triangular': lambda inputs, outputs: _triangular_macs(
-            shapes(inputs)[0]
-        ),
-        'aten::fft_rfft2': lambda inputs, outputs: _fourier_macs(
-            shapes(inputs)[0], numbers(inputs[2])
-        ),
-        'aten::fft_irfft2': lambda inputs, outputs: _fourier_macs(
-            shapes(outputs)[0], numbers(inputs[2])
-        ),
-        'aten::scaled_dot_product_attention': lambda inputs, outputs: _attention_macs(
-            *shapes(inputs)[:3]
-        ),
+        'aten::matmul': matmul,
+        'aten::cdist': handle(_cdist_macs, 0, 1),
+        'mmlaplace::laplacian_kernel': handle(_cdist_macs, 0, 1),
+        'mmlaplace::gaussian_kernel': handle(_cdist_macs, 0, 1),
+        'mmlaplace::newton_schulz_inverse': handle(_newton_schulz_macs, 0, value=1),
+        'mmlaplace::_newton_start_scale': handle(_start_scale_macs, 0, value=2),
+        'mmlaplace::nystrom_attention': handle(_nystrom_macs, 0, 1, 3, value=9),
+        'mmlaplace::normalized_nystrom_attention': handle(_normalized_nystrom_macs, 0, 1, 3),
+        'mmlaplace::linear_attention': handle(_linear_macs, 0, 1, 2, value=7),
+        'mmlaplace::cholesky_inverse': handle(_cholesky_inverse_macs, 0),
+        'aten::linalg_cholesky_ex': handle(_cholesky_macs, 0),
+        'aten::linalg_solve_triangular': handle(_triangular_macs, 0),
+        'aten::fft_rfft2': real_fourier,
+        'aten::fft_irfft2': inverse_fourier,
+        'aten::scaled_dot_product_attention': handle(_attention_macs, 0, 1, 2),
     }

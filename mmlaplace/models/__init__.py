@@ -2,6 +2,7 @@
 
 from .attentions import *  # noqa: F403
 from .backbones import *  # noqa: F403
+from .families import FAMILIES as FAMILIES
 from .losses import *  # noqa: F403
 from .multihead import LinearMultiheadAttention as LinearMultiheadAttention
 from .necks import *  # noqa: F403

@@ -62,8 +62,13 @@ def swap_multihead_attention(model: nn.Module, attn_cfg: dict, within: str = '')
     # One for an attention that has several names, and all before the model changes.
     new: Dict[nn.Module, nn.Module] = {}
     for name in chosen:
-        parts, own = name.split('.'), places[name]
-        same = True if 'self_attn' in parts else False if CROSS & {*parts} else None
+        own = places[name]
+        parts = set(name.split('.'))
+        same = None  # it is not known whether keys are of the queries' tokens
+        if 'self_attn' in parts:
+            same = True
+        elif parts & CROSS:
+            same = False
         if own not in new:
             new[own] = LinearMultiheadAttention.from_multihead_attention(own, attn_cfg, same)
     for name in chosen:

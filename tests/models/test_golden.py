@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import golden_files
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT, output_of, quiet_init
+from golden_files import Source, described, sampled, write_classifier
 from mmengine.registry import MODELS
 
 from mmlaplace.checkpoints import load_weights
@@ -141,26 +143,20 @@ NECKS = {
 }
 
 
+for _name, _about in described('classifier').items():  # which say what they are of
+    MODEL_CONFIGS[_name] = _about['config']
+    if _about['neck']:
+        NECKS[_name] = _about['neck']
+
+
 def read(name):
     """Settings, inputs and outputs of a file, and the weights by the authors' names."""
-    with np.load(GOLDEN / f'{name}.npz') as content:
-        golden = {key: torch.from_numpy(np.asarray(content[key])) for key in content.files}
+    own = golden_files.DESCRIBED / f'{name}.npz'
+    with np.load(own if own.is_file() else GOLDEN / f'{name}.npz') as content:
+        names = [key for key in content.files if key != 'about']
+        golden = {key: torch.from_numpy(np.asarray(content[key])) for key in names}
     weights = {k[6:]: v for k, v in golden.items() if k.startswith('param:')}
     return golden, weights
-
-
-def sampled(values):
-    """Up to 512 of the values, as the files have them, and eight sums of all with random signs.
-
-    An error anywhere changes the sums. They are divided by the root of the count, so that rounding
-    errors are as small in them as in a value.
-    """
-    flat = values.detach().double().flatten()
-    if len(flat) <= 512:
-        return flat
-    signs = np.random.RandomState(0).choice([-1.0, 1.0], (8, len(flat)))
-    sums = torch.from_numpy(signs) @ flat / len(flat) ** 0.5
-    return torch.cat([flat[:: -(-len(flat) // 512)], sums])
 
 
 def assert_close(ours, theirs, tolerance):
@@ -204,3 +200,49 @@ def test_a_classifier_without_its_class_token_is_another_model(tmp_path):
     maps = dict(with_cls_token=False, out_type='featmap', out_indices=-1)
     with pytest.raises(ValueError, match='cls_'):
         load_weights(MODELS.build(MODEL_CONFIGS['pvt_small_cls'] | maps), tmp_path / 'theirs.pth')
+
+
+class Theirs(torch.nn.Module):
+    """The authors' classifier of a file, with its weights by the authors' names."""
+
+    def __init__(self, name, ours):
+        super().__init__()
+        self.weights = {key: value.float() for key, value in read(name)[1].items()}
+        init_cfg = dict(type='Pretrained', checkpoint=str(ours), min_matched=1.0)
+        self.backbone = MODELS.build(dict(MODEL_CONFIGS[name], out_indices=-1, init_cfg=init_cfg))
+        quiet_init(self.backbone)
+        self.head = torch.load(ours)['state_dict']
+
+    def state_dict(self, *args, **kwargs):
+        return self.weights
+
+    def load_state_dict(self, weights, *args, **kwargs):
+        assert all(torch.equal(weights[key], value) for key, value in self.weights.items())
+
+    def forward(self, images):
+        (features,) = self.backbone(images)
+        return features @ self.head['head.fc.weight'].float().T + self.head['head.fc.bias'].float()
+
+
+def test_a_file_that_says_what_it_is_of_needs_no_row(tmp_path, monkeypatch):
+    name, ours = 'pvt_small_cls', tmp_path / 'first.pth'
+    torch.save(dict(model=read(name)[1]), tmp_path / 'theirs.pth')
+    output_of(ROOT / 'tools/model_converters/convert.py', tmp_path / 'theirs.pth', '--out', ours)
+    write_classifier(
+        tmp_path / 'new.npz',
+        Theirs(name, ours),
+        torch.randn(1, 3, 64, 64),
+        Source('PVT', 'whai362/PVT', '57e2dfa'),
+        MODEL_CONFIGS[name],
+        published={'pvt_new': torch.nn.Linear(3, 2)},
+    )
+    monkeypatch.setattr(golden_files, 'DESCRIBED', tmp_path)
+    (said,) = described('classifier').values()
+    assert said['manifests']['pvt_new']['authors']['shapes'] == {'weight': [2, 3], 'bias': [2]}
+    monkeypatch.setitem(MODEL_CONFIGS, 'new', said['config'])
+    test_converted_file_gives_the_authors_logits('new', tmp_path)
+    (tmp_path / 'ours.pth').unlink()
+    content = dict(np.load(tmp_path / 'new.npz'))
+    np.savez(tmp_path / 'new.npz', **{**content, 'out:logits': 1.001 * content['out:logits']})
+    with pytest.raises(AssertionError):
+        test_converted_file_gives_the_authors_logits('new', tmp_path)

@@ -4,7 +4,7 @@ model = dict(
     backbone=dict(
         arch='base',
         num_registers=4,
-        init_cfg=dict(checkpoint='mmlaplace://dinov2-base-reg4'),
+        init_cfg=dict(checkpoint='mmlaplace://dinov2_base_reg4'),
     ),
     head=dict(in_channels=768),
 )

@@ -1,6 +1,6 @@
 _base_ = './dinov2-small_8xb128-linear_in1k.py'
 
 model = dict(
-    backbone=dict(arch='base', init_cfg=dict(checkpoint='mmlaplace://dinov2-base')),
+    backbone=dict(arch='base', init_cfg=dict(checkpoint='mmlaplace://dinov2_base')),
     head=dict(in_channels=768),
 )

@@ -4,7 +4,7 @@ model = dict(
     backbone=dict(
         arch='large',
         num_registers=4,
-        init_cfg=dict(checkpoint='mmlaplace://dinov2-large-reg4'),
+        init_cfg=dict(checkpoint='mmlaplace://dinov2_large_reg4'),
     ),
     head=dict(in_channels=1024),
 )

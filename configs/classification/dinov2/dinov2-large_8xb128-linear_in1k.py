@@ -1,6 +1,6 @@
 _base_ = './dinov2-small_8xb128-linear_in1k.py'
 
 model = dict(
-    backbone=dict(arch='large', init_cfg=dict(checkpoint='mmlaplace://dinov2-large')),
+    backbone=dict(arch='large', init_cfg=dict(checkpoint='mmlaplace://dinov2_large')),
     head=dict(in_channels=1024),
 )

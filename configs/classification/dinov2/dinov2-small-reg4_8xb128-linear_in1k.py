@@ -4,7 +4,7 @@ model = dict(
     backbone=dict(
         arch='small',
         num_registers=4,
-        init_cfg=dict(checkpoint='mmlaplace://dinov2-small-reg4'),
+        init_cfg=dict(checkpoint='mmlaplace://dinov2_small_reg4'),
     ),
     head=dict(in_channels=384),
 )

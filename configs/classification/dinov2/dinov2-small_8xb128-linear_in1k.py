@@ -14,7 +14,7 @@ model = dict(
         out_indices=(0,),
         out_type='cls_token',
         frozen_stages=1,
-        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://dinov2-small'),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://dinov2_small'),
     ),
     neck=None,  # the class token goes to the head
     head=dict(in_channels=384, loss=dict(_delete_=True, type='CrossEntropyLoss')),

@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/3x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -14,10 +15,10 @@ model = dict(
             None,
         ],
         drop_path_rate=0.4,
-        init_cfg=dict(checkpoint='https://cloud.tsinghua.edu.cn/f/4fcd2d0114bb490483c3/?dl=1'),
+        init_cfg=dict(checkpoint='mmlaplace://agent_swin_base'),
     ),
-    neck=dict(in_channels=[128, 256, 512, 1024]),
 )
+model['neck'] = dict(in_channels=channels(_base_.model.backbone, **model['backbone']))
 optim_wrapper = dict(
     optimizer=dict(weight_decay=0.05),
     paramwise_cfg=dict(  # the biases of agents do not decay

@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/1x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -17,11 +18,8 @@ model = dict(
             ),
         ),
         drop_path_rate=0.2,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://cloud.tsinghua.edu.cn/f/040cfe0cfbbe4762ad09/?dl=1',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://agent_pvt_large'),
     ),
-    neck=dict(in_channels=[64, 128, 320, 512]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 optim_wrapper = dict(optimizer=dict(lr=2e-4, weight_decay=1e-4))

@@ -9,7 +9,7 @@ model = dict(
     backbone=dict(
         arch='small',
         attn_cfg=[*_base_.model.backbone.attn_cfg[:2], None, None],
-        init_cfg=dict(checkpoint='https://cloud.tsinghua.edu.cn/f/f607172c9fea4d6e99bb/?dl=1'),
+        init_cfg=dict(checkpoint='mmlaplace://agent_swin_small'),
     ),
 )
 optim_wrapper = dict(

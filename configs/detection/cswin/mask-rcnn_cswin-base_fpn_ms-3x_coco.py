@@ -4,18 +4,15 @@ _base_ = [
     '../_base_/schedules/3x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
         type='CSWin',
         arch='base',
         drop_path_rate=0.5,
-        init_cfg=dict(
-            type='Pretrained',
-            skip=['norm3'],
-            checkpoint='https://github.com/microsoft/CSWin-Transformer/releases/download/v0.1.0/cswin_base_224.pth',
-        ),
+        init_cfg=dict(type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://cswin_base'),
     ),
-    neck=dict(in_channels=[96, 192, 384, 768]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 optim_wrapper = dict(optimizer=dict(weight_decay=0.05))

@@ -4,18 +4,15 @@ _base_ = [
     '../_base_/schedules/1x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
         type='CSWin',
         arch='tiny',
         drop_path_rate=0.1,
-        init_cfg=dict(
-            type='Pretrained',
-            skip=['norm3'],
-            checkpoint='https://github.com/microsoft/CSWin-Transformer/releases/download/v0.1.0/cswin_tiny_224.pth',
-        ),
+        init_cfg=dict(type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://cswin_tiny'),
     ),
-    neck=dict(in_channels=[64, 128, 256, 512]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 optim_wrapper = dict(optimizer=dict(weight_decay=0.05))

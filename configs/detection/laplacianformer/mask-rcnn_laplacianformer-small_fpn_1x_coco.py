@@ -4,9 +4,10 @@ _base_ = [
     '../_base_/schedules/1x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     # The drop path rate is our choice.
     backbone=dict(type='LaplacianFormer', arch='small', drop_path_rate=0.2),
-    neck=dict(in_channels=[64, 128, 352, 512]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))

@@ -4,9 +4,10 @@ _base_ = [
     '../_base_/schedules/1x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     # The drop path rate is our choice.
     backbone=dict(type='LaplacianFormer', arch='huge', drop_path_rate=0.4, out_indices=(1, 2, 3)),
-    neck=dict(in_channels=[192, 384, 640]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))

@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/mini_bs8_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -20,8 +21,8 @@ model = dict(
             prefix='backbone.',
         ),
     ),
-    neck=dict(in_channels=[64, 96, 128]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 
 default_hooks = dict(logger=dict(interval=25))
 randomness = dict(seed=0)

@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/3x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -11,13 +12,10 @@ model = dict(
         arch='large',
         layer_scale=1e-6,
         drop_path_rate=0.55,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://huggingface.co/aldjalkdf/MAViT/resolve/main/MAViT_L.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://mavit_large'),
     ),
-    neck=dict(in_channels=[96, 192, 448, 640]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 optim_wrapper = dict(optimizer=dict(lr=5e-5, weight_decay=0.05))
 train_dataloader = dict(batch_size=1)
 auto_scale_lr = dict(base_batch_size=8)

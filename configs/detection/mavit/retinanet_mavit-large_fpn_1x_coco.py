@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/1x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -12,12 +13,9 @@ model = dict(
         layer_scale=1e-6,
         drop_path_rate=0.55,
         out_indices=(1, 2, 3),
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://huggingface.co/aldjalkdf/MAViT/resolve/main/MAViT_L.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://mavit_large'),
     ),
-    neck=dict(in_channels=[192, 448, 640]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 optim_wrapper = dict(optimizer=dict(weight_decay=1e-4))
 sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

@@ -4,15 +4,12 @@ _base_ = [
     '../_base_/schedules/200e_bs128_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
         arch='050',
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://docs-assets.developer.apple.com/ml-research/models/cvnets-v2/'
-            'classification/mobilevitv2/imagenet1k/256x256/mobilevitv2-0.5.pt',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://mobilevitv2_050'),
     ),
-    neck=dict(in_channels=[192, 256]),
 )
+model['neck'] = dict(in_channels=channels(_base_.model.backbone, **model['backbone']))

@@ -4,12 +4,13 @@ _base_ = [
     '../_base_/schedules/1x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     # The drop path rate of PVT's own detectors.
     backbone=dict(type='PolaFormerPVT', arch='tiny', drop_path_rate=0.1, out_indices=(1, 2, 3)),
-    neck=dict(in_channels=[128, 320, 512]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 
 # PolaFormer's weight decay for COCO.
 optim_wrapper = dict(optimizer=dict(weight_decay=1e-4))

@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/3x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -11,11 +12,8 @@ model = dict(
         arch='b2',
         stage_norms=True,
         drop_path_rate=0.1,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://github.com/whai362/PVT/releases/download/v2/pvt_v2_b2.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://pvt_v2_b2'),
     ),
-    neck=dict(in_channels=[64, 128, 320, 512]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 optim_wrapper = dict(optimizer=dict(weight_decay=0.05))

@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/1x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -11,11 +12,8 @@ model = dict(
         arch='medium',
         drop_path_rate=0.0,
         out_indices=(1, 2, 3),
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://github.com/whai362/PVT/releases/download/v2/pvt_medium.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://pvt_medium'),
     ),
-    neck=dict(in_channels=[128, 320, 512]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 optim_wrapper = dict(optimizer=dict(weight_decay=1e-4))

@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/1x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -11,12 +12,9 @@ model = dict(
         arch='large',
         layer_scale=1e-6,
         drop_path_rate=0.55,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://huggingface.co/aldjalkdf/RAVLT/resolve/main/RAVLT_L.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://ravlt_large'),
     ),
-    neck=dict(in_channels=[96, 192, 448, 640]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 optim_wrapper = dict(optimizer=dict(weight_decay=0.05))
 sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

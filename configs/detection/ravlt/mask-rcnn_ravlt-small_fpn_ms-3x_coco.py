@@ -4,18 +4,16 @@ _base_ = [
     '../_base_/schedules/3x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
         type='RAVLT',
         arch='small',
         drop_path_rate=0.15,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://huggingface.co/aldjalkdf/RAVLT/resolve/main/RAVLT_S.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://ravlt_small'),
     ),
-    neck=dict(in_channels=[64, 128, 320, 512]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 optim_wrapper = dict(optimizer=dict(weight_decay=0.05))
 sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/1x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -12,12 +13,9 @@ model = dict(
         layer_scale=(1, 1, 1e-6, 1e-6),
         drop_path_rate=0.4,
         out_indices=(1, 2, 3),
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://huggingface.co/aldjalkdf/RAVLT/resolve/main/RAVLT_B.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://ravlt_base'),
     ),
-    neck=dict(in_channels=[192, 384, 512]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 optim_wrapper = dict(optimizer=dict(weight_decay=1e-4))
 sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/1x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -13,11 +14,8 @@ model = dict(
         norm_cfg=dict(type='PRepBN', steps=150000, eps=1e-6),
         drop_path_rate=0.1,
         norm_eval=True,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://github.com/xinghaochen/SLAB/releases/download/ckpts/pvt_small_prepbn.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://prepbn_pvt_small'),
     ),
-    neck=dict(in_channels=[64, 128, 320, 512]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 optim_wrapper = dict(optimizer=dict(lr=2e-4, weight_decay=1e-4))

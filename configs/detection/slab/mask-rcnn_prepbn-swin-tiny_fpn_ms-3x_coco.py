@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/3x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -14,11 +15,8 @@ model = dict(
         out_norms=dict(type='LN', eps=1e-5),
         drop_path_rate=0.2,
         norm_eval=True,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://github.com/xinghaochen/SLAB/releases/download/ckpts/swin_tiny_prepbn.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://prepbn_swin_tiny'),
     ),
-    neck=dict(in_channels=[96, 192, 384, 768]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 optim_wrapper = dict(optimizer=dict(weight_decay=0.05))

@@ -4,8 +4,6 @@ model = dict(
     backbone=dict(
         arch='small',
         drop_path_rate=0.2,
-        init_cfg=dict(
-            checkpoint='https://github.com/xinghaochen/SLAB/releases/download/ckpts/slab_swin_small.pth',
-        ),
+        init_cfg=dict(checkpoint='mmlaplace://slab_swin_small'),
     )
 )

@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/1x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -20,11 +21,8 @@ model = dict(
         out_norms=dict(type='LN', eps=1e-5),
         drop_path_rate=0.1,
         norm_eval=True,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://github.com/xinghaochen/SLAB/releases/download/ckpts/slab_swin_tiny.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://slab_swin_tiny'),
     ),
-    neck=dict(in_channels=[96, 192, 384, 768]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 optim_wrapper = dict(optimizer=dict(weight_decay=0.05))

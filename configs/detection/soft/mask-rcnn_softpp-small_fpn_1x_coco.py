@@ -4,9 +4,10 @@ _base_ = [
     '../_base_/schedules/1x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     # Our choice: the drop path rate, and that BatchNorms of the stem keep their statistics.
     backbone=dict(type='SOFTPlusPlus', arch='small', drop_path_rate=0.2, norm_eval=True),
-    neck=dict(in_channels=[96, 192, 384, 768]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))

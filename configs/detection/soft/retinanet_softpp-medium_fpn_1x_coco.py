@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/1x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     # Our choice: the drop path rate, and that BatchNorms of the stem keep their statistics.
@@ -14,5 +15,5 @@ model = dict(
         norm_eval=True,
         out_indices=(1, 2, 3),
     ),
-    neck=dict(in_channels=[192, 384, 768]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))

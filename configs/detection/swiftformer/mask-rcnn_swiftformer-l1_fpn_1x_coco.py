@@ -4,19 +4,16 @@ _base_ = [
     '../_base_/schedules/1x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
         type='SwiftFormer',
         arch='l1',
-        init_cfg=dict(
-            type='Pretrained',
-            skip=['norm3'],
-            checkpoint='https://huggingface.co/timm/swiftformer_l1.dist_in1k/resolve/main/model.safetensors',
-        ),
+        init_cfg=dict(type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://swiftformer_l1'),
     ),
-    neck=dict(in_channels=[48, 96, 192, 384]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 optim_wrapper = dict(optimizer=dict(lr=2e-4, weight_decay=1e-4))
 train_dataloader = dict(batch_size=4)
 auto_scale_lr = dict(base_batch_size=32)

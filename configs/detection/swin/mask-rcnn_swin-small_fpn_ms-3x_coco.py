@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/3x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -11,12 +12,8 @@ model = dict(
         arch='small',
         pad_small_maps=True,
         drop_path_rate=0.2,
-        init_cfg=dict(
-            type='Pretrained',
-            skip=['norm3'],
-            checkpoint='https://github.com/SwinTransformer/storage/releases/download/v1.0.0/swin_small_patch4_window7_224.pth',
-        ),
+        init_cfg=dict(type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://swin_small'),
     ),
-    neck=dict(in_channels=[96, 192, 384, 768]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 optim_wrapper = dict(optimizer=dict(weight_decay=0.05))

@@ -4,17 +4,15 @@ _base_ = [
     '../_base_/schedules/1x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
         type='HViT3',
         arch='base',
         drop_path_rate=0.1,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://cloud.tsinghua.edu.cn/f/1d0d7fb840254275b29d/?dl=1',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://h_vit3_base'),
     ),
-    neck=dict(in_channels=[96, 192, 448, 640]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 optim_wrapper = dict(optimizer=dict(lr=2e-4, weight_decay=0.05))

@@ -4,17 +4,15 @@ _base_ = [
     '../_base_/schedules/1x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
         type='HViT3',
         arch='tiny',
         drop_path_rate=0.1,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://cloud.tsinghua.edu.cn/f/f0c7c73ceabe49b7b161/?dl=1',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://h_vit3_tiny'),
     ),
-    neck=dict(in_channels=[64, 128, 320, 512]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 optim_wrapper = dict(optimizer=dict(lr=2e-4, weight_decay=0.05))

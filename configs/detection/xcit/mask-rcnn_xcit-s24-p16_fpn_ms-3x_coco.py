@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/3x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -13,12 +14,9 @@ model = dict(
         pyramid_blocks=(7, 11, 15, 23),
         layer_scale=1e-5,
         drop_path_rate=0.1,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://dl.fbaipublicfiles.com/xcit/xcit_small_24_p16_384_dist.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://xcit_small_24_p16_384_dist'),
     ),
-    neck=dict(in_channels=[384, 384, 384, 384]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 optim_wrapper = dict(optimizer=dict(weight_decay=0.05))
 sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/3x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -11,12 +12,9 @@ model = dict(
         arch='t12',
         patch_size=8,
         pyramid_blocks=(3, 5, 7, 11),
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://dl.fbaipublicfiles.com/xcit/xcit_tiny_12_p8_384_dist.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://xcit_tiny_12_p8_384_dist'),
     ),
-    neck=dict(in_channels=[192, 192, 192, 192]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 optim_wrapper = dict(optimizer=dict(weight_decay=0.05))
 sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/fpn_40k_bs32_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
@@ -19,11 +20,8 @@ model = dict(
             ),
         ),
         drop_path_rate=0.1,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://cloud.tsinghua.edu.cn/f/040cfe0cfbbe4762ad09/?dl=1',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://agent_pvt_large'),
     ),
-    neck=dict(in_channels=[64, 128, 320, 512]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 auto_scale_lr = dict(base_batch_size=16)

@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/upernet_160k_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
@@ -15,11 +16,11 @@ model = dict(
             None,
         ],
         drop_path_rate=0.5,
-        init_cfg=dict(checkpoint='https://cloud.tsinghua.edu.cn/f/4fcd2d0114bb490483c3/?dl=1'),
+        init_cfg=dict(checkpoint='mmlaplace://agent_swin_base'),
     ),
-    decode_head=dict(in_channels=[128, 256, 512, 1024]),
-    auxiliary_head=dict(in_channels=512),
 )
+model['decode_head'] = dict(in_channels=channels(_base_.model.backbone, **model['backbone']))
+model['auxiliary_head'] = dict(in_channels=channels(_base_.model.backbone, **model['backbone'])[2])
 # The biases of agents do not decay.
 optim_wrapper = dict(
     paramwise_cfg=dict(custom_keys={'.gather_': dict(decay_mult=0), '.spread_': dict(decay_mult=0)})

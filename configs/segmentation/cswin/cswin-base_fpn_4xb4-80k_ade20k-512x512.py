@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/fpn_80k_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
@@ -11,12 +12,8 @@ model = dict(
         type='CSWin',
         arch='base',
         drop_path_rate=0.6,
-        init_cfg=dict(
-            type='Pretrained',
-            skip=['norm3'],
-            checkpoint='https://github.com/microsoft/CSWin-Transformer/releases/download/v0.1.0/cswin_base_224.pth',
-        ),
+        init_cfg=dict(type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://cswin_base'),
     ),
-    neck=dict(in_channels=[96, 192, 384, 768]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 train_dataloader = dict(batch_size=4)

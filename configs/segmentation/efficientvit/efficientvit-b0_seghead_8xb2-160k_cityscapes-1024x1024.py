@@ -4,17 +4,19 @@ _base_ = [
     '../_base_/schedules/upernet_160k_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
     backbone=dict(
         arch='b0',
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://huggingface.co/timm/efficientvit_b0.r224_in1k/resolve/main/'
-            'model.safetensors',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://efficientvit_b0'),
     ),
-    neck=dict(in_channels=[32, 64, 128], channels=32, num_blocks=1, out_channels=128),
     decode_head=dict(in_channels=128, channels=128, num_classes=19),
+)
+model['neck'] = dict(
+    in_channels=channels(_base_.model.backbone, **model['backbone']),
+    channels=32,
+    num_blocks=1,
+    out_channels=128,
 )

@@ -4,16 +4,18 @@ _base_ = [
     '../_base_/schedules/upernet_160k_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
     backbone=dict(
         arch='b2',
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://huggingface.co/han-cai/efficientvit-cls/resolve/main/efficientvit_b2_r224.pt',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://efficientvit_b2'),
     ),
-    neck=dict(in_channels=[96, 192, 384], channels=96, out_channels=384),
     decode_head=dict(in_channels=384, channels=384, num_classes=19),
+)
+model['neck'] = dict(
+    in_channels=channels(_base_.model.backbone, **model['backbone']),
+    channels=96,
+    out_channels=384,
 )

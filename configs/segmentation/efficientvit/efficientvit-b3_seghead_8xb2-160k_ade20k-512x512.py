@@ -4,16 +4,14 @@ _base_ = [
     '../_base_/schedules/upernet_160k_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
     backbone=dict(
         arch='b3',
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://huggingface.co/han-cai/efficientvit-cls/resolve/main/efficientvit_b3_r224.pt',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://efficientvit_b3'),
     ),
-    neck=dict(in_channels=[128, 256, 512], channels=128),
     decode_head=dict(in_channels=128, channels=128, num_classes=150),
 )
+model['neck'] = dict(in_channels=channels(_base_.model.backbone, **model['backbone']), channels=128)

@@ -4,16 +4,16 @@ _base_ = [
     '../_base_/schedules/upernet_160k_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
     backbone=dict(
         arch='l1',
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://huggingface.co/han-cai/efficientvit-cls/resolve/main/efficientvit_l1_r224.pt',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://efficientvit_l1'),
     ),
-    neck=dict(channels=256, ffn_ratio=1),
     decode_head=dict(in_channels=256, channels=256, num_classes=19),
+)
+model['neck'] = dict(
+    in_channels=channels(_base_.model.backbone, **model['backbone']), channels=256, ffn_ratio=1
 )

@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/upernet_160k_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
@@ -20,11 +21,9 @@ model = dict(
         + [None] * 2,
         drop_path_rate=0.3,
         init_cfg=dict(
-            type='Pretrained',
-            skip=['norm3'],
-            checkpoint='https://cloud.tsinghua.edu.cn/f/e1518e76703e4e57a7f2/?dl=1',
+            type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://flatten_swin_tiny'
         ),
     ),
-    decode_head=dict(in_channels=[96, 192, 384, 768]),
-    auxiliary_head=dict(in_channels=384),
 )
+model['decode_head'] = dict(in_channels=channels(model['backbone']))
+model['auxiliary_head'] = dict(in_channels=channels(model['backbone'])[2])

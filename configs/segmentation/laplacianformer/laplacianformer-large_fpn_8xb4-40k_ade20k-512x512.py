@@ -4,12 +4,13 @@ _base_ = [
     '../_base_/schedules/fpn_40k_bs32_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
     # The drop path rate is our choice.
     backbone=dict(type='LaplacianFormer', arch='large', drop_path_rate=0.3),
-    neck=dict(in_channels=[64, 128, 384, 512]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 
 train_dataloader = dict(batch_size=4)

@@ -4,11 +4,12 @@ _base_ = [
     '../_base_/schedules/upernet_160k_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
     # The drop path rate is our choice.
     backbone=dict(type='LaplacianFormer', arch='large', drop_path_rate=0.3),
-    decode_head=dict(in_channels=[64, 128, 384, 512]),
-    auxiliary_head=dict(in_channels=384),
 )
+model['decode_head'] = dict(in_channels=channels(model['backbone']))
+model['auxiliary_head'] = dict(in_channels=channels(model['backbone'])[2])

@@ -4,10 +4,11 @@ _base_ = [
     '../_base_/schedules/fpn_80k_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
     # The drop path rate is our choice.
     backbone=dict(type='LaplacianFormer', arch='medium', drop_path_rate=0.3),
-    neck=dict(in_channels=[64, 128, 384, 512]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))

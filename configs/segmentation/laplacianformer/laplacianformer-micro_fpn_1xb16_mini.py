@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/mini_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -19,7 +20,7 @@ model = dict(
             prefix='backbone.',
         ),
     ),
-    neck=dict(in_channels=[32, 64, 96, 128]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 
 randomness = dict(seed=0)

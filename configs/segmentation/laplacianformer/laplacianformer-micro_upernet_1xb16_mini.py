@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/mini_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -19,8 +20,8 @@ model = dict(
             prefix='backbone.',
         ),
     ),
-    decode_head=dict(in_channels=[32, 64, 96, 128]),
-    auxiliary_head=dict(in_channels=96),
 )
+model['decode_head'] = dict(in_channels=channels(model['backbone']))
+model['auxiliary_head'] = dict(in_channels=channels(model['backbone'])[2])
 
 randomness = dict(seed=0)

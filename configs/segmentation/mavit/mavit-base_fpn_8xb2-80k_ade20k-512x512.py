@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/fpn_80k_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
@@ -12,11 +13,8 @@ model = dict(
         arch='base',
         layer_scale=(1, 1, 1e-6, 1e-6),
         drop_path_rate=0.4,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://huggingface.co/aldjalkdf/MAViT/resolve/main/MAViT_B.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://mavit_base'),
     ),
-    neck=dict(in_channels=[96, 192, 384, 512]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

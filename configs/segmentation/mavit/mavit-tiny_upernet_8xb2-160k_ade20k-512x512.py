@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/upernet_160k_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
@@ -12,7 +13,7 @@ model = dict(
         arch='tiny',
         drop_path_rate=0.1,
     ),
-    decode_head=dict(in_channels=[64, 128, 256, 512]),
-    auxiliary_head=dict(in_channels=256),
 )
+model['decode_head'] = dict(in_channels=channels(model['backbone']))
+model['auxiliary_head'] = dict(in_channels=channels(model['backbone'])[2])
 sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

@@ -4,19 +4,18 @@ _base_ = [
     '../_base_/schedules/deeplabv3_152k_bs16_sgd.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
     backbone=dict(
         arch='175',
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://docs-assets.developer.apple.com/ml-research/models/cvnets-v2/'
-            'classification/mobilevitv2/imagenet1k/256x256/mobilevitv2-1.75.pt',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://mobilevitv2_175'),
     ),
-    neck=dict(in_channels=896),
     decode_head=dict(in_channels=1792),
-    auxiliary_head=dict(in_channels=672, channels=168),
+)
+model['neck'] = dict(in_channels=channels(_base_.model.backbone, **model['backbone'])[-1])
+model['auxiliary_head'] = dict(
+    in_channels=channels(_base_.model.backbone, **model['backbone'])[2], channels=168
 )
 train_dataloader = dict(batch_size=4)

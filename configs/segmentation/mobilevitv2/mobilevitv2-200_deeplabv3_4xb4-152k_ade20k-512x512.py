@@ -4,18 +4,17 @@ _base_ = [
     '../_base_/schedules/deeplabv3_152k_bs16_sgd.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
     backbone=dict(
         arch='200',
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://docs-assets.developer.apple.com/ml-research/models/cvnets-v2/'
-            'classification/mobilevitv2/imagenet1k/256x256/mobilevitv2-2.0.pt',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://mobilevitv2_200'),
     ),
-    decode_head=dict(in_channels=1024),
-    auxiliary_head=dict(in_channels=768, channels=192),
+)
+model['decode_head'] = dict(in_channels=channels(_base_.model.backbone, **model['backbone'])[3])
+model['auxiliary_head'] = dict(
+    in_channels=channels(_base_.model.backbone, **model['backbone'])[2], channels=192
 )
 train_dataloader = dict(batch_size=4)

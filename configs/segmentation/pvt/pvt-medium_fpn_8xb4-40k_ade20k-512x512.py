@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/fpn_40k_bs32_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
@@ -11,11 +12,8 @@ model = dict(
         type='PVT',
         arch='medium',
         drop_path_rate=0.1,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://github.com/whai362/PVT/releases/download/v2/pvt_medium.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://pvt_medium'),
     ),
-    neck=dict(in_channels=[64, 128, 320, 512]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 train_dataloader = dict(batch_size=4)

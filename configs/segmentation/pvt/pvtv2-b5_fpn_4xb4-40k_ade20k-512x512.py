@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/fpn_40k_bs32_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
@@ -12,13 +13,10 @@ model = dict(
         arch='b5',
         stage_norms=True,
         drop_path_rate=0.1,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://github.com/whai362/PVT/releases/download/v2/pvt_v2_b5.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://pvt_v2_b5'),
     ),
-    neck=dict(in_channels=[64, 128, 320, 512]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 optim_wrapper = dict(optimizer=dict(lr=1e-4))
 train_dataloader = dict(batch_size=4)
 auto_scale_lr = dict(base_batch_size=16)

@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/upernet_160k_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
@@ -12,12 +13,9 @@ model = dict(
         arch='large',
         layer_scale=1e-6,
         drop_path_rate=0.55,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://huggingface.co/aldjalkdf/RAVLT/resolve/main/RAVLT_L.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://ravlt_large'),
     ),
-    decode_head=dict(in_channels=[96, 192, 448, 640]),
-    auxiliary_head=dict(in_channels=448),
 )
+model['decode_head'] = dict(in_channels=channels(model['backbone']))
+model['auxiliary_head'] = dict(in_channels=channels(model['backbone'])[2])
 sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

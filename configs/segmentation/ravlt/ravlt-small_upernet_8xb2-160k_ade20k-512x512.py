@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/upernet_160k_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
@@ -11,12 +12,9 @@ model = dict(
         type='RAVLT',
         arch='small',
         drop_path_rate=0.15,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://huggingface.co/aldjalkdf/RAVLT/resolve/main/RAVLT_S.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://ravlt_small'),
     ),
-    decode_head=dict(in_channels=[64, 128, 320, 512]),
-    auxiliary_head=dict(in_channels=320),
 )
+model['decode_head'] = dict(in_channels=channels(model['backbone']))
+model['auxiliary_head'] = dict(in_channels=channels(model['backbone'])[2])
 sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

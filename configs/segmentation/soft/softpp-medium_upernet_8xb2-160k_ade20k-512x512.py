@@ -4,14 +4,15 @@ _base_ = [
     '../_base_/schedules/upernet_160k_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
     # Our choice: the drop path rate, and that BatchNorms of the stem keep their statistics.
     backbone=dict(type='SOFTPlusPlus', arch='medium', drop_path_rate=0.3, norm_eval=True),
-    decode_head=dict(in_channels=[96, 192, 384, 768]),
-    auxiliary_head=dict(in_channels=384),
 )
+model['decode_head'] = dict(in_channels=channels(model['backbone']))
+model['auxiliary_head'] = dict(in_channels=channels(model['backbone'])[2])
 
 # The rate that SOFT++ prints, without the images a step that it is for: here 16. Most recipes for
 # UPerNet on transformers have 6e-5.

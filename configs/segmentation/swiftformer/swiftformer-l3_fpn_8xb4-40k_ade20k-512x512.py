@@ -4,18 +4,15 @@ _base_ = [
     '../_base_/schedules/fpn_40k_bs32_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
     backbone=dict(
         type='SwiftFormer',
         arch='l3',
-        init_cfg=dict(
-            type='Pretrained',
-            skip=['norm3'],
-            checkpoint='https://huggingface.co/timm/swiftformer_l3.dist_in1k/resolve/main/model.safetensors',
-        ),
+        init_cfg=dict(type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://swiftformer_l3'),
     ),
-    neck=dict(in_channels=[64, 128, 320, 512]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))
 train_dataloader = dict(batch_size=4)

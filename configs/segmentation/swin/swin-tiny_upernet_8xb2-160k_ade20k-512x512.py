@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/upernet_160k_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
@@ -12,12 +13,8 @@ model = dict(
         arch='tiny',
         pad_small_maps=True,
         drop_path_rate=0.3,
-        init_cfg=dict(
-            type='Pretrained',
-            skip=['norm3'],
-            checkpoint='https://github.com/SwinTransformer/storage/releases/download/v1.0.0/swin_tiny_patch4_window7_224.pth',
-        ),
+        init_cfg=dict(type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://swin_tiny'),
     ),
-    decode_head=dict(in_channels=[96, 192, 384, 768]),
-    auxiliary_head=dict(in_channels=384),
 )
+model['decode_head'] = dict(in_channels=channels(model['backbone']))
+model['auxiliary_head'] = dict(in_channels=channels(model['backbone'])[2])

@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/upernet_160k_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
@@ -11,11 +12,8 @@ model = dict(
         type='HViT3',
         arch='small',
         drop_path_rate=0.4,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://cloud.tsinghua.edu.cn/f/3eeab8621a7f43929a87/?dl=1',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://h_vit3_small'),
     ),
-    decode_head=dict(in_channels=[64, 128, 320, 512]),
-    auxiliary_head=dict(in_channels=320),
 )
+model['decode_head'] = dict(in_channels=channels(model['backbone']))
+model['auxiliary_head'] = dict(in_channels=channels(model['backbone'])[2])

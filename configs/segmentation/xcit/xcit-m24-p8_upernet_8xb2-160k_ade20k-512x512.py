@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/upernet_160k_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
@@ -15,12 +16,9 @@ model = dict(
         pyramid_blocks=(7, 11, 15, 23),
         layer_scale=1e-5,
         drop_path_rate=0.15,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://dl.fbaipublicfiles.com/xcit/xcit_medium_24_p8_384_dist.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://xcit_medium_24_p8_384_dist'),
     ),
-    decode_head=dict(in_channels=[512, 512, 512, 512]),
-    auxiliary_head=dict(in_channels=512),
 )
+model['decode_head'] = dict(in_channels=channels(model['backbone']))
+model['auxiliary_head'] = dict(in_channels=channels(model['backbone'])[2])
 sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

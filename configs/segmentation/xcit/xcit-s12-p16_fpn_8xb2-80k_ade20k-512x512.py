@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/upernet_80k_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
@@ -14,12 +15,9 @@ model = dict(
         patch_size=16,
         pyramid_blocks=(3, 5, 7, 11),
         drop_path_rate=0.05,
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://dl.fbaipublicfiles.com/xcit/xcit_small_12_p16_384_dist.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://xcit_small_12_p16_384_dist'),
     ),
-    neck=dict(in_channels=[384, 384, 384, 384], out_channels=384),
     decode_head=dict(in_channels=[384, 384, 384, 384]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']), out_channels=384)
 sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

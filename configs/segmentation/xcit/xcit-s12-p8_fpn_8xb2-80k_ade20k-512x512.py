@@ -3,8 +3,6 @@ _base_ = './xcit-s12-p16_fpn_8xb2-80k_ade20k-512x512.py'
 model = dict(
     backbone=dict(
         patch_size=8,
-        init_cfg=dict(
-            checkpoint='https://dl.fbaipublicfiles.com/xcit/xcit_small_12_p8_384_dist.pth',
-        ),
+        init_cfg=dict(checkpoint='mmlaplace://xcit_small_12_p8_384_dist'),
     )
 )

@@ -4,6 +4,7 @@ _base_ = [
     '../_base_/schedules/upernet_160k_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
+from mmlaplace import channels
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
@@ -13,12 +14,9 @@ model = dict(
         ceil_mode=False,  # as the authors round sides that 32 does not divide
         patch_size=8,
         pyramid_blocks=(3, 5, 7, 11),
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='https://dl.fbaipublicfiles.com/xcit/xcit_tiny_12_p8_384_dist.pth',
-        ),
+        init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://xcit_tiny_12_p8_384_dist'),
     ),
-    decode_head=dict(in_channels=[192, 192, 192, 192]),
-    auxiliary_head=dict(in_channels=192),
 )
+model['decode_head'] = dict(in_channels=channels(model['backbone']))
+model['auxiliary_head'] = dict(in_channels=channels(model['backbone'])[2])
 sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

@@ -1,4 +1,8 @@
-"""Attentions, one mechanism per file. A new attention needs a file here and a line below."""
+"""Attentions, one mechanism per file.
+
+``python .dev_scripts/make_pages.py`` writes the lines below, one for each registered class. Those
+of base classes are written by hand.
+"""
 
 from .additive import AdditiveAttention as AdditiveAttention
 from .agent import AgentAttention as AgentAttention

@@ -40,6 +40,10 @@ class AdditiveAttention(BaseAttention):
     Raises:
         ValueError: If ``expansion`` or ``out_dims`` is no integer of at least 1.
 
+    Cost: NC to mix; 4C² + C weights.
+
+    Published: XS 75.7, S 78.5, L1 80.9, L3 83.0.
+
     Source: SwiftFormer (arXiv 2303.15446).
 
     Examples:

@@ -37,6 +37,8 @@ class BasedAttention(QKVAttention):
         ValueError: For an unknown form. In the forward, for a map whose matrices of pairs would
             need more than 4 GB in the direct form.
 
+    Cost: NCd², or N²C to mix; 4C² weights.
+
     Source: Based (arXiv 2402.18668).
 
     Examples:

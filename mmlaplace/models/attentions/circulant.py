@@ -46,6 +46,10 @@ class CirculantAttention(QKVAttention):
     Raises:
         ValueError: For an unknown ``weights_per``.
 
+    Cost: NC log N to mix; 5C² weights.
+
+    Published: DeiT-T 75.0, DeiT-S 81.0, DeiT-B 82.3.
+
     Source: Vision Transformers are Circulant Attention Learners (arXiv 2512.21542).
 
     Examples:

@@ -71,6 +71,8 @@ class HedgehogAttention(QKVAttention):
     Raises:
         ValueError: For an unknown form, or ``feature_dims`` or ``skip_connection`` that do not fit.
 
+    Cost: 2NCd to mix; 4C² + 2Cd weights.
+
     Source: The Hedgehog & the Porcupine (arXiv 2402.04347).
 
     Examples:

@@ -55,6 +55,10 @@ class InLineAttention(QKVAttention):
         ValueError: For an unknown ``kernel`` or ``filters_from``, or prefix tokens with positions
             of a map.
 
+    Cost: NCd to mix; 4C² + 10Cd weights.
+
+    Published: PVT-T 78.2, PVT-S 82.0, Swin-T 82.4, Swin-B 84.1.
+
     Source: InLine attention (arXiv 2412.06590).
 
     Examples:
@@ -113,7 +117,7 @@ class InLineAttention(QKVAttention):
                 "filters_from='residual' needs the tokens before the norm, which the blocks of "
                 "CSWin alone give; set filters_from='input' on other hosts"
             )
-        return self.attend(x, hw_shape, mask, x if residual is None else residual)
+        return super().forward(x, hw_shape, mask, residual)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):

@@ -35,6 +35,10 @@ class L2ViTAttention(QKVAttention):
     Raises:
         ValueError: If ``least_sum`` is not positive and finite.
 
+    Cost: NCd to mix; 4C² + h weights.
+
+    Published: T 83.1, S 84.1, B 84.4.
+
     Source: L2ViT (arXiv 2501.16182).
 
     Examples:

@@ -43,6 +43,10 @@ class LinformerAttention(QKVAttention):
             of ``qkv`` or a gate, and with ``resize=False`` for a map of more tokens than
             ``input_resolution``.
 
+    Cost: NCm to mix; 4C² + 2Nm weights.
+
+    Published: SOFT's table, by spatial reduction: 78.2.
+
     Source: Linformer (arXiv 2006.04768).
 
     Examples:

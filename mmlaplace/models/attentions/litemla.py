@@ -49,6 +49,10 @@ class LiteMLA(BaseAttention):
         ValueError: For a scale that is not odd and positive, or ``head_dims`` or ``out_dims`` that
             is no integer of at least 1.
 
+    Cost: NCd(1 + S) to mix; (4 + S)C² + 3SC(25 + d) weights.
+
+    Published: L1 84.5, L2 85.1; ADE20K L1 49.2, L2 50.7.
+
     Source: EfficientViT (arXiv 2205.14756).
 
     Examples:

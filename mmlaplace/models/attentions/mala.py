@@ -36,6 +36,10 @@ class MALAAttention(QKVAttention):
         **frame: Fields of :class:`Frame` that differ from ``Frame(gate=True, rope=True,
             rope_form='pairs', rope_on='features', lepe_kernel=5)``.
 
+    Cost: NCd to mix; 5C² + 25C weights.
+
+    Published: MAViT-T 82.9, S 84.7, B 85.7, L 86.0.
+
     Source: MALA (arXiv 2507.00698).
 
     Examples:

@@ -35,6 +35,10 @@ class MLLAAttention(QKVAttention):
             rope_form='pairs', rope_on='features', lepe_kernel=3, proj=False)``. The form of the
             rotary positions is fixed.
 
+    Cost: NCd to mix; 2C² + 9C weights.
+
+    Published: T 83.5, S 84.4, B 85.3; ADE20K UperNet B 51.9.
+
     Source: MLLA (arXiv 2405.16605).
 
     Examples:
@@ -61,6 +65,7 @@ class MLLAAttention(QKVAttention):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
-            query, key = (elu_plus_one(x) for x in upcast(q, k))
-            numerator = tuple(self.turn_features(x, hw_shape) for x in (query, key))
+            query, key = upcast(q, k)
+            query, key = elu_plus_one(query), elu_plus_one(key)
+            numerator = self.turn_features(query, hw_shape), self.turn_features(key, hw_shape)
             return linear_attention(query, key, v, numerator=numerator)

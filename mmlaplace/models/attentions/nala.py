@@ -66,6 +66,10 @@ class NaLaAttention(QKVAttention):
     Raises:
         ValueError: For unknown ``directions``.
 
+    Cost: 2NCd to mix; 5C² + 26C weights.
+
+    Published: XT 79.1, T 82.6, S 84.3, B 85.2, L 85.7.
+
     Source: NaLaFormer (arXiv 2506.21137).
 
     Examples:

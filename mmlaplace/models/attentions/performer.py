@@ -54,6 +54,10 @@ class PerformerAttention(QKVAttention):
     Raises:
         ValueError: For unknown features, or numbers out of range.
 
+    Cost: NCm to mix; 4C² weights.
+
+    Published: SOFT's table: 76.1; Flowformer's table: 78.1.
+
     Source: Rethinking Attention with Performers (arXiv 2009.14794).
 
     Examples:

@@ -62,6 +62,10 @@ class PolaAttention(QKVAttention):
             ``power``, ``gate_init`` with ``gate_form='linear'``, and ``gate_form='matrix'`` or
             ``lepe_deformable=True`` where the gate or the convolution is turned off.
 
+    Cost: 2NCd to mix; 5C² + NC + 2C + 25d weights.
+
+    Published: PVT-T 78.8, PVT-S 81.9, Swin-T 82.6, Swin-S 83.6, Swin-B 83.8, DeiT-T 74.6.
+
     Source: PolaFormer (arXiv 2501.15061).
 
     Examples:

@@ -41,6 +41,10 @@ class PolarizedAttention(BaseAttention):
     Raises:
         ValueError: For an unknown ``layout`` or ``softmax_over``.
 
+    Cost: NC to mix; 2C² + C weights.
+
+    Published: – (poses and segmentation).
+
     Source: PSA (arXiv 2107.00782).
 
     Examples:

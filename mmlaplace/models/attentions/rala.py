@@ -37,6 +37,10 @@ class RALAAttention(QKVAttention):
         **frame: Fields of :class:`Frame` that differ from ``Frame(gate=True, rope=True,
             rope_form='pairs', rope_on='features', lepe_kernel=5)``.
 
+    Cost: NCd to mix; 5C² + 25C weights.
+
+    Published: RAVLT-S 84.4; ADE20K UperNet RAVLT-S 50.7, B 52.5.
+
     Source: RALA (arXiv 2411.07635).
 
     Examples:
@@ -54,8 +58,9 @@ class RALAAttention(QKVAttention):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
-            query, key = (elu_plus_one(x) for x in upcast(q, k))
+            query, key = upcast(q, k)
+            query, key = elu_plus_one(query), elu_plus_one(key)
             scores = key @ query.mean(-2).unsqueeze(-1) * self.head_dims**-0.5  # (B, heads, n, 1)
             key = key * (scores.softmax(-2) * key.shape[-2])
-            numerator = tuple(self.turn_features(x, hw_shape) for x in (query, key))
+            numerator = self.turn_features(query, hw_shape), self.turn_features(key, hw_shape)
             return linear_attention(query, key, v, numerator=numerator)

@@ -41,6 +41,8 @@ class TaylorShiftAttention(QKVAttention):
         ValueError: For an unknown form. In the forward, for a map whose matrices of pairs would
             need more than 4 GB in the direct form.
 
+    Cost: NCd², or N²C to mix; 4C² + h weights.
+
     Source: TaylorShift (arXiv 2403.02920).
 
     Examples:

@@ -29,6 +29,10 @@ class XCAttention(QKVAttention):
         **frame: Fields of :class:`Frame` that differ from ``Frame()``. Queries and keys must be of
             the same tokens, so there is no ``sr_ratio``.
 
+    Cost: NCd to mix; 4C² + h weights.
+
+    Published: patch 16: T12 77.1, S12 82.0, M24 82.7.
+
     Source: XCiT (arXiv 2106.09681).
 
     Examples:

@@ -274,6 +274,8 @@ class TransformerBlock(Block):
         torch.Size([1, 45, 64])
     """
 
+    gives_residual = False  # whether an attention with filters_from='residual' gets x too
+
     def __init__(
         self,
         embed_dims: int,
@@ -295,13 +297,14 @@ class TransformerBlock(Block):
         self.attn = MODELS.build(attn_cfg)
         self.norm2 = build_token_norm(norm_cfg, embed_dims)
         self.ffn = FFN(embed_dims, ffn_ratio, drop_rate, **(ffn_cfg or {}))
-        # None leaves a part out.
-        self.scale1, self.scale2 = (
-            None if layer_scale is None else LayerScale(embed_dims, layer_scale) for _ in range(2)
-        )
-        self.cpe1, self.cpe2 = (
-            DepthwiseConv(embed_dims, kernel) if kernel else None for kernel in cpe_kernels
-        )
+        self.scale1 = None
+        self.scale2 = None
+        if layer_scale is not None:
+            self.scale1 = LayerScale(embed_dims, layer_scale)
+            self.scale2 = LayerScale(embed_dims, layer_scale)
+        first_kernel, second_kernel = cpe_kernels
+        self.cpe1 = DepthwiseConv(embed_dims, first_kernel) if first_kernel else None
+        self.cpe2 = DepthwiseConv(embed_dims, second_kernel) if second_kernel else None
         self.norm_first = norm_first
 
     def branches(self) -> List[Tuple[Any, nn.Module, Callable, Any]]:
@@ -314,20 +317,15 @@ class TransformerBlock(Block):
             (self.cpe2, self.norm2, self.ffn, self.scale2),
         ]
 
-    def output_of(
-        self, branch: Callable, normed: Tensor, x: Tensor, hw_shape: Tuple[int, int]
-    ) -> Tensor:
-        """What a branch gives for normed tokens.
-
-        A block with a branch that also reads the tokens ``x`` before the norm overrides it.
-        """
-        return branch(normed, hw_shape)
-
     def _forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         for cpe, norm, branch, scale in self.branches():  # x: (B, N, C)
             if cpe is not None:
                 x = x + cpe(x, hw_shape)
-            out = self.output_of(branch, norm(x) if self.norm_first else x, x, hw_shape)
+            normed = norm(x) if self.norm_first else x
+            if self.gives_residual and getattr(branch, 'filters_from', None) == 'residual':
+                out = branch(normed, hw_shape, residual=x)
+            else:
+                out = branch(normed, hw_shape)
             x = x + self.drop_path(out if scale is None else scale(out))
             if not self.norm_first:
                 x = norm(x)

@@ -1,5 +1,6 @@
 # Mask R-CNN on Agent-Swin-Tiny.
 _base_ = './mask-rcnn_fpn.py'
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -19,11 +20,7 @@ model = dict(
         ]
         + [None],
         drop_path_rate=0.1,
-        init_cfg=dict(
-            type='Pretrained',
-            skip=['norm3'],
-            checkpoint='https://cloud.tsinghua.edu.cn/f/a2ddc1190c224f768a41/?dl=1',
-        ),
+        init_cfg=dict(type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://agent_swin_tiny'),
     ),
-    neck=dict(in_channels=[96, 192, 384, 768]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))

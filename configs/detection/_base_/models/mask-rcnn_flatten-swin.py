@@ -1,5 +1,6 @@
 # Mask R-CNN on FLatten-Swin-Tiny.
 _base_ = './mask-rcnn_fpn.py'
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -15,10 +16,8 @@ model = dict(
         + [None] * 2,
         drop_path_rate=0.1,
         init_cfg=dict(
-            type='Pretrained',
-            skip=['norm3'],
-            checkpoint='https://cloud.tsinghua.edu.cn/f/e1518e76703e4e57a7f2/?dl=1',
+            type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://flatten_swin_tiny'
         ),
     ),
-    neck=dict(in_channels=[96, 192, 384, 768]),
 )
+model['neck'] = dict(in_channels=channels(model['backbone']))

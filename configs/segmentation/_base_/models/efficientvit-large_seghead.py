@@ -4,7 +4,6 @@ _base_ = './efficientvit_seghead.py'
 model = dict(
     backbone=dict(type='EfficientViTLarge'),
     neck=dict(
-        in_channels=[128, 256, 512],
         kind='fused',
         norm_cfg=dict(type='BN', eps=1e-7),
         act_cfg=dict(type='GELU', approximate='tanh'),

@@ -1,5 +1,6 @@
 # UPerNet on Agent-Swin-Tiny.
 _base_ = './upernet.py'
+from mmlaplace import channels
 
 model = dict(
     backbone=dict(
@@ -19,12 +20,8 @@ model = dict(
         ]
         + [None],
         drop_path_rate=0.3,
-        init_cfg=dict(
-            type='Pretrained',
-            skip=['norm3'],
-            checkpoint='https://cloud.tsinghua.edu.cn/f/a2ddc1190c224f768a41/?dl=1',
-        ),
+        init_cfg=dict(type='Pretrained', skip=['norm3'], checkpoint='mmlaplace://agent_swin_tiny'),
     ),
-    decode_head=dict(in_channels=[96, 192, 384, 768]),
-    auxiliary_head=dict(in_channels=384),
 )
+model['decode_head'] = dict(in_channels=channels(model['backbone']))
+model['auxiliary_head'] = dict(in_channels=channels(model['backbone'])[2])

@@ -1,0 +1,1 @@
+"""Generated files, a module for those of one kind. Each has ``update(files)``."""
