@@ -176,11 +176,12 @@ def layer_in(layer):
 @pytest.mark.parametrize('approximate', ['none', 'tanh'])
 @pytest.mark.parametrize('bias', [True, False])
 def test_a_packed_ffn_has_the_gelu_of_its_config_and_may_lack_biases(approximate, bias):
-    ffn = FFN(32, 4, act_cfg=dict(type='GELU', approximate=approximate)).eval()
+    ffn = FFN(32, 4, drop_rate=0.5, act_cfg=dict(type='GELU', approximate=approximate))
     if not bias:
         ffn.layers[0].bias = ffn.layers[3].bias = None
     packed, x = optimize(ffn), 3 * torch.randn(1, 9000, 32)
-    assert type(packed) is PackedFFN
+    assert type(packed) is PackedFFN and ffn.training
+    ffn.eval()
     # Sums of up to 128 products of order 1. The two forms of GELU differ by up to 5e-4.
     torch.testing.assert_close(packed(x, (90, 100)), ffn(x, (90, 100)), rtol=1e-5, atol=1e-5)
 
