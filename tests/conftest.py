@@ -305,22 +305,6 @@ def needs_torch(major: int, minor: int):
     return pytest.mark.skipif(version < (major, minor), reason=f'needs torch {major}.{minor}')
 
 
-def calls_of(function) -> list:
-    """The code of our functions that a call of ``function`` calls, once for each call."""
-    package, seen = str(ROOT / 'mmlaplace'), []
-
-    def note(frame, event, argument):
-        if event == 'call' and frame.f_code.co_filename.startswith(package):
-            seen.append(frame.f_code)
-
-    sys.setprofile(note)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return seen
-
-
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU here')
 # Where compiled code takes and gives zeros for subnormal numbers.
 ON_X86 = pytest.mark.skipif(

@@ -7,13 +7,12 @@ import pytest
 import torch
 import torch.nn as nn
 from called_ops import Called
-from conftest import calls_of, needs_torch
+from conftest import needs_torch
 from mmengine.registry import MODELS
 from test_backbones import BACKBONES, build, smallest
 from torch.fx import symbolic_trace
 
 from mmlaplace.models.attentions.base import BaseAttention
-from mmlaplace.ops import _native
 
 
 def cut_off(name, stages=None):
@@ -211,18 +210,3 @@ def test_torchvision_extracts_the_features_of_blocks_and_attentions(name):
     expected = dict(zip(nodes, kept))
     features = extraction.create_feature_extractor(backbone, nodes)(images)
     torch.testing.assert_close(features, expected, **EXACT)
-
-
-@pytest.mark.skipif(_native.WHY_MISSING is not None, reason='the compiled library is missing')
-@pytest.mark.parametrize('mode', [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize(
-    ('name', 'arch', 'files', 'calls'),
-    [('PVTv2', 'b0', 8, 300), ('LaplacianFormer', 'tiny', 14, 400)],
-)
-def test_a_forward_meets_few_functions_of_ours(name, arch, files, calls, mode):
-    model, images = build(name, arch, img_size=224).eval(), torch.randn(1, 3, 224, 224)
-    with mode():
-        model(images)  # tables of positions are kept from now on
-        met = [code.co_filename for code in calls_of(lambda: model(images))]
-    assert len(met) <= calls
-    assert len(set(met)) <= files, sorted(set(met))
