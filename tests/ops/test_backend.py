@@ -410,10 +410,16 @@ def test_on_a_cpu_torchs_products_compute_linear_attention():
 def test_linear_attention_goes_at_once_where_its_op_is_faster(on_a_gpu):
     q, k, v = torch.rand(3, 1, 2, 6, 4).unbind()
     attend = mmlaplace.ops.linear_attention
-    for given in ((q, k, v), (q, k.double(), v.half())):
-        expected = attend(*given, backend='reference')
+    options = dict(eps=0.5, features='relu', streams=2, eps_of_sum=True, numerator=(k, q))
+    for given, chosen in (
+        ((q, k, v), {}),
+        ((q, k.double(), v.half()), {}),
+        ((q, k, v), options),
+        ((q[:, :, :4], k, v), dict(eps=0.5, eps_of_sum=True)),
+    ):
+        expected = attend(*given, **chosen, backend='reference')
         with Called() as called:
-            out = attend(*given)
+            out = attend(*given, **chosen)
         assert 'mmlaplace' in called.namespaces and out.dtype == expected.dtype
         torch.testing.assert_close(out, expected)
     for bad in (dict(eps=-1.0), dict(eps=torch.ones(())), dict(features='exp')):
