@@ -6,7 +6,7 @@ only. Therefore their MACs are counted apart from those of the attention kernels
 """
 
 import math
-from typing import Any, Dict, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
 
 import torch
 import torch.nn as nn
@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mmlaplace.ops import _native
 from mmlaplace.ops.backend import ceil_div
+from mmlaplace.ops.table import OPS, distance_macs, inverse_macs, nystrom_macs, product
 
 from .recording import in_eval_mode
 
@@ -42,66 +43,69 @@ class Complexity(NamedTuple):
         return self.weight_macs + self.kernel_macs
 
 
-def _cdist_macs(x: Sequence[int], y: Sequence[int]) -> int:
-    return _product(x) * y[-2]
-
-
 def _cholesky_macs(mat: Sequence[int]) -> int:
-    return _product(mat) * mat[-1] // 6  # m^3 / 6
-
-
-def _cholesky_inverse_macs(mat: Sequence[int]) -> int:
-    return _product(mat) * mat[-1] // 2  # m^3 / 2 for a symmetric matrix, by any elimination
+    return product(mat) * mat[-1] // 6  # m^3 / 6
 
 
 def _triangular_macs(mat: Sequence[int]) -> int:
-    return _product(mat) * mat[-1] // 2  # m^3 / 2 for m right-hand sides
-
-
-def _product(shape: Sequence[int]) -> int:
-    return int(torch.Size(shape).numel())
+    return product(mat) * mat[-1] // 2  # m^3 / 2 for m right-hand sides
 
 
 def _attention_macs(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> int:
-    return _product(query) * key[-2] + _product(query[:-1]) * key[-2] * value[-1]
+    return product(query) * key[-2] + product(query[:-1]) * key[-2] * value[-1]
 
 
-def _newton_schulz_macs(mat: Sequence[int], num_iters: int) -> int:
-    return 2 * num_iters * _product(mat) * mat[-1]  # the compiled op may stop earlier
+def _start_scale_macs(mat: Sequence[int], factor: float, halve: bool, per_batch: bool) -> int:
+    return product(mat) * mat[-1] if halve else 0  # the square of the matrix
 
 
-def _start_scale_macs(mat: Sequence[int], halve: bool) -> int:
-    return _product(mat) * mat[-1] if halve else 0  # the square of the matrix
-
-
-def _nystrom_macs(
-    query: Sequence[int], key: Sequence[int], landmarks: Sequence[int], eps: Optional[float]
+def _landmark_macs(
+    q: Sequence[int],
+    k: Sequence[int],
+    v: Sequence[int],
+    gamma: Optional[Sequence[int]],
+    rotary: Optional[Sequence[int]],
+    form: str,
+    height: int,
+    width: int,
+    rows: Optional[int],
+    columns: Optional[int],
+    ratio: Optional[int],
+    kernel: str,
+    bandwidth: float,
+    ridge: float,
+    whitening_eps: Optional[float],
 ) -> int:
-    batch_heads, (marks, dims) = _product(query[:2]), landmarks[-2:]
-    tokens = query[-2] + key[-2]
-    macs = tokens * marks * dims + marks * marks * dims  # the two kernels
-    if eps is not None:  # whitening: half of each symmetric product, and P^T Cov P
-        macs += tokens * marks * dims + tokens * marks * (marks + 1) // 2 + 2 * marks**3
-    else:  # SOFT: the keys are the queries, and papers count one kernel
-        macs += query[-2] * marks * dims
-    return batch_heads * macs
+    if ratio is not None:
+        rows, columns = ceil_div(height, ratio), ceil_div(width, ratio)
+    marks = (rows or 0) * (columns or 0)
+    landmarks, matrix = (*q[:2], marks, q[-1]), (*q[:2], marks, marks)
+    macs = distance_macs(landmarks, landmarks) + inverse_macs(matrix)
+    attention = (matrix, q[:2], rotary, kernel, bandwidth, whitening_eps)
+    return macs + nystrom_macs(q, k, v, landmarks, *attention)
 
 
-def _linear_macs(
-    query: Sequence[int], key: Sequence[int], value: Sequence[int], streams: int
+def _streams_macs(
+    q: Sequence[int], power: Sequence[int], shift: Sequence[int], sums: Sequence[int], eps: float
 ) -> int:
-    tokens = (query[-2] + key[-2]) * value[-1] + query[-2] * streams  # and the normalisers
-    return _product(query[:2]) * tokens * query[-1]
+    return product(q[:-1]) * product(sums[-2:])
 
 
 def _fourier_macs(maps: Sequence[int], dim: Sequence[int]) -> int:
     # 5 N log2 N real FLOPs of a complex transform, as FFTW counts, and half of them of a real one.
-    return round(1.25 * _product(maps) * math.log2(_product([maps[axis] for axis in dim])))
+    return round(1.25 * product(maps) * math.log2(product([maps[axis] for axis in dim])))
 
 
+# MACs of our ops by their names: of the public ones, and of those that parts of attentions are.
+MACS: Dict[str, Callable[..., int]] = {
+    **{name: op.macs for name, op in OPS.items() if op.macs is not None},
+    '_landmark_attention': _landmark_macs,
+    '_newton_start_scale': _start_scale_macs,
+    '_pola_streams': _streams_macs,
+}
 # FLOPs of the ops that FlopCounterMode does not know.
 FLOP_FORMULAS = {
-    aten._cdist_forward: lambda x, y, *_, **__: 2 * _cdist_macs(x, y),
+    aten._cdist_forward: lambda x, y, *_, **__: 2 * distance_macs(x, y),
     aten.linalg_cholesky_ex: lambda mat, *_, **__: 2 * _cholesky_macs(mat),
     aten.linalg_solve_triangular: lambda mat, *_, **__: 2 * _triangular_macs(mat),
     aten._fft_r2c: lambda maps, dim, *_, **__: 2 * _fourier_macs(maps, dim),
@@ -113,71 +117,16 @@ if hasattr(aten, '_scaled_dot_product_flash_attention_for_cpu'):  # torch >= 2.2
     )
 else:  # whose counter does not look into cdist and matmul, as newer ones do
     FLOP_FORMULAS[aten.cdist] = FLOP_FORMULAS[aten._cdist_forward]
-    FLOP_FORMULAS[aten.matmul] = lambda x, y, *_, out_shape, **__: 2 * _product(out_shape) * x[-1]
+    FLOP_FORMULAS[aten.matmul] = lambda x, y, *_, out_shape, **__: 2 * product(out_shape) * x[-1]
 
-for _name in ('laplacian_kernel', 'gaussian_kernel'):
-    if _name in _native.AVAILABLE:
-        FLOP_FORMULAS[getattr(torch.ops.mmlaplace, _name)] = lambda q, k, *_, **__: (
-            2 * _cdist_macs(q, k)
-        )
-if 'nystrom_attention' in _native.AVAILABLE:
 
-    def _nystrom_flops(
-        q, k, v, landmarks, inverse, scale, rotary, kernel, bandwidth, whitening_eps, *_, **__
-    ):
-        return 2 * _nystrom_macs(q, k, landmarks, whitening_eps)
+def _flops_of(macs: Callable[..., int]) -> Callable[..., int]:
+    """The FLOPs of one of our ops. FlopCounterMode also gives its results, by their names."""
+    return lambda *arguments, **_: 2 * macs(*arguments)
 
-    FLOP_FORMULAS[torch.ops.mmlaplace.nystrom_attention] = _nystrom_flops
-if 'linear_attention' in _native.AVAILABLE:
 
-    def _linear_flops(q, k, v, top_q, top_k, eps, features, streams, **__):
-        return 2 * _linear_macs(q, k, v, streams)
-
-    FLOP_FORMULAS[torch.ops.mmlaplace.linear_attention] = _linear_flops
-if '_landmark_attention' in _native.AVAILABLE:
-
-    def _landmark_flops(
-        q,
-        k,
-        v,
-        gamma,
-        rotary,
-        form,
-        height,
-        width,
-        rows,
-        columns,
-        ratio,
-        kernel,
-        bandwidth,
-        ridge,
-        whitening_eps,
-        **__,
-    ):
-        marks = (
-            rows * columns if ratio is None else ceil_div(height, ratio) * ceil_div(width, ratio)
-        )
-        landmarks, matrix = (*q[:2], marks, q[-1]), (*q[:2], marks, marks)
-        macs = _cdist_macs(landmarks, landmarks) + _cholesky_inverse_macs(matrix)
-        return 2 * (macs + _nystrom_macs(q, k, landmarks, whitening_eps))
-
-    FLOP_FORMULAS[torch.ops.mmlaplace._landmark_attention] = _landmark_flops
-if '_pola_streams' in _native.AVAILABLE:
-    FLOP_FORMULAS[torch.ops.mmlaplace._pola_streams] = lambda q, power, shift, sums, *_, **__: (
-        2 * _product(q[:-1]) * _product(sums[-2:])
-    )
-if 'newton_schulz_inverse' in _native.AVAILABLE:
-    FLOP_FORMULAS[torch.ops.mmlaplace.newton_schulz_inverse] = lambda mat, num_iters, *_, **__: (
-        2 * _newton_schulz_macs(mat, num_iters)
-    )
-if '_newton_start_scale' in _native.AVAILABLE:
-    FLOP_FORMULAS[torch.ops.mmlaplace._newton_start_scale] = lambda mat, factor, halve, *_, **__: (
-        2 * _start_scale_macs(mat, halve)
-    )
-if 'cholesky_inverse' in _native.AVAILABLE:
-    FLOP_FORMULAS[torch.ops.mmlaplace.cholesky_inverse] = lambda mat, *_, **__: (
-        2 * _cholesky_inverse_macs(mat)
-    )
+for _name in MACS.keys() & _native.AVAILABLE.keys():
+    FLOP_FORMULAS[getattr(torch.ops.mmlaplace, _name)] = _flops_of(MACS[_name])
 
 
 def count_complexity(
@@ -228,29 +177,19 @@ def mmengine_flop_handles() -> dict:
     def numbers(value: Any) -> list:
         return [number.toIValue() for number in value.node().inputs()]
 
+    def argument(value: Any) -> Any:
+        """The shape of a tensor, or another value."""
+        is_tensor = value.type().kind() == 'TensorType'
+        return value.type().sizes() if is_tensor else value.toIValue()
+
+    def handle(macs: Callable[..., int]) -> Callable[[list, list], int]:
+        return lambda inputs, outputs: macs(*map(argument, inputs))
+
     return {
         # mmengine counts no matrices of the second factor that the first has not.
-        'aten::matmul': lambda inputs, outputs: (
-            _product(shapes(outputs)[0]) * shapes(inputs)[0][-1]
-        ),
-        'aten::cdist': lambda inputs, outputs: _cdist_macs(*shapes(inputs)[:2]),
-        'mmlaplace::laplacian_kernel': lambda inputs, outputs: _cdist_macs(*shapes(inputs)[:2]),
-        'mmlaplace::gaussian_kernel': lambda inputs, outputs: _cdist_macs(*shapes(inputs)[:2]),
-        'mmlaplace::newton_schulz_inverse': lambda inputs, outputs: _newton_schulz_macs(
-            shapes(inputs)[0], inputs[1].toIValue()
-        ),
-        'mmlaplace::_newton_start_scale': lambda inputs, outputs: _start_scale_macs(
-            shapes(inputs)[0], inputs[2].toIValue()
-        ),
-        'mmlaplace::nystrom_attention': lambda inputs, outputs: _nystrom_macs(
-            shapes(inputs)[0], shapes(inputs)[1], shapes(inputs)[3], inputs[9].toIValue()
-        ),
-        'mmlaplace::linear_attention': lambda inputs, outputs: _linear_macs(
-            shapes(inputs)[0], shapes(inputs)[1], shapes(inputs)[2], inputs[7].toIValue()
-        ),
-        'mmlaplace::cholesky_inverse': lambda inputs, outputs: _cholesky_inverse_macs(
-            shapes(inputs)[0]
-        ),
+        'aten::matmul': lambda inputs, outputs: product(shapes(outputs)[0]) * shapes(inputs)[0][-1],
+        'aten::cdist': lambda inputs, outputs: distance_macs(*shapes(inputs)[:2]),
+        **{f'mmlaplace::{name}': handle(macs) for name, macs in MACS.items()},
         'aten::linalg_cholesky_ex': lambda inputs, outputs: _cholesky_macs(shapes(inputs)[0]),
         'aten::linalg_solve_triangular': lambda inputs, outputs: _triangular_macs(
             shapes(inputs)[0]
