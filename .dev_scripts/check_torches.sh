@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tries one wheel with several versions of torch: installs the same file into an environment for each, without a
-# compiler on the PATH, and runs python -m mmlaplace.check, the tests of the ops, and training steps of each family.
+# compiler on the PATH, and runs python -m mmlaplace check, the tests of the ops, and training steps of each family.
 #
 #   bash .dev_scripts/check_torches.sh WHEEL                  # torch 2.10, 2.11, 2.12, 2.13 and 2.14
 #   bash .dev_scripts/check_torches.sh WHEEL 2.10.0 2.14.1    # these
@@ -61,7 +61,7 @@ for version in "$@"; do
     started=$(date +%s%N)
     PATH='' "$python" -m pip install --quiet --disable-pip-version-check "$wheel"
     cd "$place"
-    PATH='' "$python" -W ignore -m mmlaplace.check >"$place/check.txt" 2>&1 || { cat "$place/check.txt" >&2; exit 1; }
+    PATH='' "$python" -W ignore -m mmlaplace check >"$place/check.txt" 2>&1 || { cat "$place/check.txt" >&2; exit 1; }
     seconds=$(echo "$(date +%s%N) $started" | awk '{printf "%.1f", ($1 - $2) / 1e9}')
     OMP_NUM_THREADS=1 "$python" -m pytest -q -p no:cacheprovider --rootdir "$place" -n 2 -m 'not slow' \
         tests/ops/test_{contracts,derivatives,fused,inverse,kernels,linear_attention,nystrom_attention,pooled_landmarks,properties,tracing}.py \

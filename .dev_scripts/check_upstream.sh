@@ -6,5 +6,5 @@
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash tools/setup_env.sh --set openmmlab --venv "$PWD/.venv-openmmlab"
-exec .venv-openmmlab/bin/python -m pytest tests/ops tests/models tests/engine tests/test_package.py \
-    tests/tools/test_inference.py "$@"
+exec .venv-openmmlab/bin/python -m pytest tests/ops tests/models tests/engine tests/checkpoints \
+    tests/test_package.py tests/tools/test_inference.py "$@"

@@ -81,7 +81,9 @@ def python_files() -> Dict[str, str]:
 
 def write_variant(library: Path, build: Path) -> Path:
     """Write the variant of a library into the folder of variants. Returns its folder."""
-    info, content, files = build_info(library), library.read_bytes(), python_files()
+    info = build_info(library)
+    content = library.read_bytes()
+    files = python_files()
     slots = list(SLOT.finditer(content))
     if 'torch_from' not in info or len(slots) != 1 or content[:4] not in SYSTEMS:
         sys.exit(
@@ -89,7 +91,8 @@ def write_variant(library: Path, build: Path) -> Path:
             "with such a torch: 'python setup.py build_ext --inplace'"
         )
     system = f'{info["machine"]}-{SYSTEMS[content[:4]]}'
-    backend, archs = 'cpu', {}
+    backend = 'cpu'
+    archs = {}
     if 'cuda' in info:
         backend = f'cu{info["cuda"].replace(".", "")}'
         numbers = [int(arch) // 10 for arch in info['arches'].split(',')]

@@ -20,8 +20,8 @@ from mmlaplace.models import FAMILIES
 
 LOG = ROOT / 'docs/logs/families.json'
 TESTS = {
-    'whole': 'tests/engine/test_published.py::test_every_released_checkpoint_converts_whole',
-    'timm': 'tests/engine/test_published.py::test_weights_of_timm_give_its_maps_and_logits',
+    'whole': 'tests/checkpoints/test_published.py::test_every_released_checkpoint_converts_whole',
+    'timm': 'tests/checkpoints/test_published.py::test_weights_of_timm_give_its_maps_and_logits',
     'golden': 'tests/models/test_golden.py::test_converted_file_gives_the_authors_logits',
 }
 

@@ -92,12 +92,13 @@ def draw() -> None:
         top1 = model.metadata['Published']['Top 1 Accuracy']
         if model.name in result['models']:
             speed = result['models'][model.name]['images per second']
-            fitted = ', sizes fitted' * (model.family == FITTED)
-            family = f'{model.name.rpartition("-")[0]}{fitted}'
+            family = model.name.rpartition('-')[0]
+            if model.family == FITTED:
+                family += ', sizes fitted'
             lines.setdefault(family, []).append((speed, top1))
     others = [
-        (found['images per second'], published()[name].top1)
-        for name, found in result['peers'].items()
+        (peer['images per second'], published()[name].top1)
+        for name, peer in result['peers'].items()
     ]
     figure, axis = new_figure(1, 1, (8, 6))
     draw_families(axis, lines, others, grey=True)

@@ -3,7 +3,7 @@
 The exact rows of attention matrices stand side by side, with their weight over distance and their
 entropy. Every attention can be seen on every host with random weights. The demo finds trained
 models by itself: the model of tools/quickstart.sh, and those of
-tools/analysis_tools/compare_attentions.py. It needs gradio: pip install "mmlaplace[demo]".
+python -m mmlaplace compare trainings. It needs gradio: pip install "mmlaplace[demo]".
 
 Examples:
   python demo/attention_explorer.py                # then open http://127.0.0.1:7860
@@ -77,7 +77,9 @@ def main() -> None:
     for model in args.model:
         if len(model) > 3:
             parser.error(f'--model {" ".join(model)}: give a config, a checkpoint and a name')
-        config, checkpoint, name = (*model, None, None)[:3]
+        config = model[0]
+        checkpoint = model[1] if len(model) > 1 else None
+        name = model[2] if len(model) > 2 else None
         try:
             source = from_config(config, checkpoint, name)
         except Exception as error:  # a config runs code, which may raise anything

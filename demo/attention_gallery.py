@@ -1,6 +1,6 @@
 """Draw one picture for each attention, of the same image and query, and the page that shows them.
 
-The models are those that tools/analysis_tools/compare_attentions.py trained. An attention that was
+The models are those that python -m mmlaplace compare trainings trained. An attention that was
 not trained there is drawn with random weights, and the page says so. Attentions without a matrix of
 tokens by tokens have the norm of their derivative instead.
 
@@ -32,8 +32,10 @@ from mmlaplace.commands.command_line import ToolParser, positive
 from mmlaplace.writing import whole_file, write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
-WIDTH, COLUMNS, PALETTE = 192, 4, 200  # pixels, pictures side by side, colours of a PNG
-LEAST = 1e-4  # norm of a derivative that is told apart from 0, as a share of the largest
+WIDTH = 192  # pixels of a picture
+COLUMNS = 4  # pictures side by side
+PALETTE = 200  # colours of a PNG
+LEAST = 1e-4  # the least norm of a derivative that is drawn, as a share of the largest
 LINE = 120  # characters of the page
 MADE_BY = 'Made by `python demo/attention_gallery.py`.'
 
@@ -70,17 +72,18 @@ def influence(explorer: Explorer, source: Source, view: View, panel: Panel) -> P
     Raises:
         ValueError: If the model lacks the stage or block.
     """
-    backbone, seen = explorer.models.backbone(source), {}
+    backbone = explorer.models.backbone(source)
     _, block = block_of(backbone, view, needs_rows=False)
     image = explorer.images.get(view.image)
+    inputs = []
     # Of the whole block, as windows would be parts of the map.
-    hook = block.attn.register_forward_pre_hook(lambda module, inputs: seen.update(at=inputs[:2]))
+    hook = block.attn.register_forward_pre_hook(lambda module, given: inputs.extend(given[:2]))
     try:
         with torch.no_grad():
             backbone(normalized(image, fitted(image, view.size), source.preprocessor))
     finally:
         hook.remove()
-    x, (height, width) = seen['at']
+    x, (height, width) = inputs
     place = (int(view.y * height), int(view.x * width))
     norms = influence_map(block.attn, x, (height, width), place)
     # The query's own token would leave the others in the dark.
@@ -102,12 +105,14 @@ def save(image: Image.Image, drawn: Drawn, view: View, path: Path) -> None:
 
 
 def caption(drawn: Drawn) -> str:
-    """What is told of a picture."""
-    found, lines = drawn.panel.statistics, [f'**{drawn.name}**']
-    if found is not None:
+    """The text below a picture."""
+    statistics = drawn.panel.statistics
+    lines = [f'**{drawn.name}**']
+    if statistics is not None:
         if drawn.panel.matrix not in drawn.name.lower():  # else it is named after the attention
             lines.append(f'matrix {drawn.panel.matrix}')
-        lines.append(f'near {found.near:.0%}, far {found.far:.0%}<br>entropy {found.entropy:.2f}')
+        lines.append(f'near {statistics.near:.0%}, far {statistics.far:.0%}')
+        lines.append(f'entropy {statistics.entropy:.2f}')
     if drawn.panel.weights_are == RANDOM:
         lines.append(f'*{RANDOM}*')
     return '<br>'.join(lines)
@@ -121,7 +126,8 @@ def table(drawn: List[Drawn], folder: str) -> str:
             f'![{one.name}]({folder}/{one.file})<br>{caption(one)}'
             for one in drawn[start : start + COLUMNS]
         ]
-        rows.append('| ' + ' | '.join(cells + [''] * (COLUMNS - len(cells))) + ' |')
+        cells += [''] * (COLUMNS - len(cells))
+        rows.append('| ' + ' | '.join(cells) + ' |')
     return '\n'.join(rows)
 
 
@@ -131,8 +137,10 @@ def page(drawn: List[Drawn], view: View, host: str, study: str, folder: str) -> 
     others = [one for one in drawn if one.panel.statistics is None]
     untrained = sum(one.panel.weights_are == RANDOM for one in drawn)
     side = STUDIES[study].phases[-1].side
-    kinds, forms = Counter(one.name.split(', ')[0] for one in drawn), ''
-    if several := sum(count > 1 for count in kinds.values()):
+    kinds = Counter(one.name.split(', ')[0] for one in drawn)
+    several = sum(count > 1 for count in kinds.values())
+    forms = ''
+    if several:
         forms = f', {several} of them in other forms too,'
     trained = (
         f'These {len(kinds)} attentions{forms} were trained on the {study} of '

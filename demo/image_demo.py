@@ -69,7 +69,7 @@ MOST = 200  # bytes of a result's name, of the 255 that it may have with its end
 class Photo(NamedTuple):
     """An image to predict for: what the user calls it, its results' name, and where it is."""
 
-    said: str
+    title: str
     name: str
     path: Path
 
@@ -258,10 +258,10 @@ def check_image(photo: Photo) -> None:
         if mmcv.imfrombytes(photo.path.read_bytes()) is None:
             raise ValueError('OpenCV does not read this format')
     except Image.DecompressionBombError as error:
-        raise ValueError(f'{photo.said} is too large ({error}); make it smaller') from error
+        raise ValueError(f'{photo.title} is too large ({error}); make it smaller') from error
     except Exception as error:  # which ones Pillow raises is not documented
         raise ValueError(
-            f'{photo.said} cannot be read as an image ({error}); copy or download it again, save '
+            f'{photo.title} cannot be read as an image ({error}); copy or download it again, save '
             'it as PNG or JPEG, or remove it'
         ) from error
 
@@ -278,20 +278,21 @@ def predict(inferencer, photos: List[Photo]) -> List[Tuple[Photo, Union[list, Va
         return [(photo, [one]) for photo, one in zip(photos, inferencer.forward(data))]
     except (ValueError, RuntimeError, AssertionError) as error:
         if len(photos) == 1:
-            return [(photos[0], told(error, photos[0]))]
+            return [(photos[0], reason_for(error, photos[0]))]
     # One of them is broken, some models take images of one size alone, or the memory is too small.
     return [pair for photo in photos for pair in predict(inferencer, [photo])]
 
 
-def told(error: Exception, photo: Photo) -> ValueError:
+def reason_for(error: Exception, photo: Photo) -> ValueError:
     """Why an image has no prediction. What is no fault of the image is raised."""
     if isinstance(error, ValueError):
-        named = photo.said in str(error)
-        return error if named else ValueError(f'{photo.said}: {error}')
+        if photo.title in str(error):
+            return error
+        return ValueError(f'{photo.title}: {error}')
     if 'memory' not in str(error):
         raise error
     return ValueError(
-        f'{photo.said} needs more memory than there is ({str(error).splitlines()[0]}); make the '
+        f'{photo.title} needs more memory than there is ({str(error).splitlines()[0]}); make the '
         'image smaller, or take --device cpu'
     )
 
@@ -324,12 +325,12 @@ def describe(inferencer, samples: list, args) -> tuple:
     if scope == 'mmdet':
         (result,) = results['predictions']
         result['classes'] = [classes[label] for label in result['labels']]
-        found = Counter(
+        counts = Counter(
             name
             for name, score in zip(result['classes'], result['scores'])
             if score >= args.pred_score_thr
         )
-        listed = ', '.join(f'{count} {name}' for name, count in found.most_common(MANY))
+        listed = ', '.join(f'{count} {name}' for name, count in counts.most_common(MANY))
         return result, listed or f'nothing above {args.pred_score_thr}', None
     labels = results['predictions'].astype(np.uint8 if len(classes) <= 256 else np.uint16)
     shares = np.bincount(labels.ravel(), minlength=len(classes)) / labels.size
@@ -342,18 +343,22 @@ def photos_of(args, folder: Path) -> List[Photo]:
     """The images. Results are called as their image, with its ending if two would share a name."""
     if not args.paths:
         return [downloaded(args.inputs, folder)]
-    stems, whole = Counter(path.stem for path in args.paths), {path.name for path in args.paths}
-    alone = [stems[path.stem] == 1 and path.stem not in whole for path in args.paths]
-    names = (path.stem if one else path.name for path, one in zip(args.paths, alone))
-    return [Photo(str(path), file_name(name), path) for path, name in zip(args.paths, names)]
+    stems = Counter(path.stem for path in args.paths)
+    whole_names = {path.name for path in args.paths}
+    photos = []
+    for path in args.paths:
+        is_alone = stems[path.stem] == 1 and path.stem not in whole_names
+        name = path.stem if is_alone else path.name
+        photos.append(Photo(str(path), file_name(name), path))
+    return photos
 
 
 def write(inferencer, photo: Photo, samples: list, args) -> str:
     """Write and show what was predicted for an image; a line about it."""
     vis, preds = args.out_dir / 'vis', args.out_dir / 'preds'
-    result, said, labels = describe(inferencer, samples, args)
+    result, line, labels = describe(inferencer, samples, args)
     if not args.no_save_pred:
-        write_json(preds / f'{photo.name}.json', dict(image=photo.said, **result))
+        write_json(preds / f'{photo.name}.json', dict(image=photo.title, **result))
         if labels is not None:
             with whole_file(preds / f'{photo.name}.png') as temporary:
                 Image.fromarray(labels).save(temporary)
@@ -362,7 +367,7 @@ def write(inferencer, photo: Photo, samples: list, args) -> str:
     if not args.no_save_vis:
         with whole_file(vis / f'{photo.name}.png') as temporary:
             picture.save(temporary)
-    return f'{photo.said}: {said}'
+    return f'{photo.title}: {line}'
 
 
 def main() -> None:
@@ -376,17 +381,22 @@ def main() -> None:
         with Progress(transient=True) as progress:
             task = progress.add_task('Inference', total=len(photos))
             for start in range(0, len(photos), args.batch_size):
-                for photo, found in predict(inferencer, photos[start : start + args.batch_size]):
-                    if isinstance(found, ValueError):
+                batch = photos[start : start + args.batch_size]
+                for photo, prediction in predict(inferencer, batch):
+                    if isinstance(prediction, ValueError):
                         left_out += 1
-                        said = f'error: {found}'
+                        line = f'error: {prediction}'
                     else:
-                        said = write(inferencer, photo, found, args)
-                    progress.console.print(said, markup=False, highlight=False, soft_wrap=True)
+                        line = write(inferencer, photo, prediction, args)
+                    progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
                     progress.advance(task)
-    kinds = ['vis'] * (not args.no_save_vis) + ['preds'] * (not args.no_save_pred)
-    if left_out < len(photos) and kinds:
-        sys.stdout.write(f'wrote {" and ".join(str(args.out_dir / kind) for kind in kinds)}\n')
+    folders = []
+    if not args.no_save_vis:
+        folders.append(str(args.out_dir / 'vis'))
+    if not args.no_save_pred:
+        folders.append(str(args.out_dir / 'preds'))
+    if left_out < len(photos) and folders:
+        sys.stdout.write(f'wrote {" and ".join(folders)}\n')
     if left_out:
         sys.exit(f'{left_out} of {len(photos)} images were left out, for the reasons above')
 

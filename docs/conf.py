@@ -43,10 +43,6 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 # Types of other projects, whose inventories would have to be downloaded to link to them.
 nitpick_ignore_regex = [(r'py:.*', r'(torch|mmengine|os|pathlib)\..*')]
-# Parts of PyramidBackbone and of attentions that no user names.
-nitpick_ignore_regex += [
-    ('py:class', r'mmlaplace\.models\.(backbones\.(names|freezing)|layers\.agents)\..*')
-]
 
 copybutton_prompt_text = '$ '
 

@@ -5,13 +5,14 @@ Examples:
   python -m mmlaplace config laplacianformer-tiny_8xb128_in1k > base.py
   python -m mmlaplace check
   python -m mmlaplace compare my_attention.py:MyAttention --with SOFT Pola Softmax
+  python -m mmlaplace compare trainings --help
 """
 
 import argparse
 import sys
 from typing import Optional, Sequence
 
-from . import check
+from .check import report
 from .commands import model_config, model_list
 from .writing import print_in_any_locale
 
@@ -33,15 +34,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     commands = parser.add_subparsers(metavar='COMMAND')
     model_list.add_arguments(commands.add_parser('list', help='list the models'))
     model_config.add_arguments(commands.add_parser('config', help='print a config in full'))
-    installation = commands.add_parser('check', help='check the installation')
-    installation.add_argument('--json', action='store_true', help='the report as JSON')
-    installation.set_defaults(run=lambda args: check.main(['--json'] if args.json else []))
-    comparison = commands.add_parser('compare', help='compare an attention of yours with others')
+    report.add_arguments(commands.add_parser('check', help='check the installation'))
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ['compare']:  # which imports the studies, matplotlib and torch's compiler
         from .lab.compare import command
 
-        command.add_arguments(comparison)
+        return command.main(given[1:])
+    commands.add_parser('compare', help='compare an attention of yours with others')
     args = parser.parse_args(given)
     return args.run(args)
 

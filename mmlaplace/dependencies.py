@@ -19,15 +19,15 @@ TESTED = {
 
 def installed_distributions(import_name: str) -> dict:
     """Installed versions ``{distribution: version}`` of the tested distributions of a package."""
-    found = {}
+    installed = {}
     for distribution in TESTED[import_name]:
         try:
-            here = version(distribution)
+            installed_version = version(distribution)
         except PackageNotFoundError:
             continue
-        if here is not None:  # as of a folder that an interrupted removal left
-            found[distribution] = here
-    return found
+        if installed_version is not None:  # as of a folder that an interrupted removal left
+            installed[distribution] = installed_version
+    return installed
 
 
 def missing_package(name: str, extra: str, error: ImportError) -> ImportError:

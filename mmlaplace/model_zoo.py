@@ -102,20 +102,20 @@ def read_backbones() -> List[ModelInfo]:
 
 @cache
 def _backbones(root: Path) -> List[ModelInfo]:
-    found: Dict[str, ModelInfo] = {}
+    backbones: Dict[str, ModelInfo] = {}
     for model in _models(root):
         name = model.name.partition('_')[0]
-        if model.task == 'classification' and name not in found:
-            found[name] = ModelInfo(name, 'backbone', model.family, model.config, {})
+        if model.task == 'classification' and name not in backbones:
+            backbones[name] = ModelInfo(name, 'backbone', model.family, model.config, {})
     for name, family in FAMILIES.items():
         for cls, start in family.backbones.items():
             for arch in cls.arch_zoo:
                 full = f'{start}-{arch}'
                 # XCiT's classifiers name the patch too: xcit-t12-p16.
-                if not any(f'{known}-'.startswith(f'{full}-') for known in found):
+                if not any(f'{known}-'.startswith(f'{full}-') for known in backbones):
                     options = dict(type=cls.__name__, arch=arch)
-                    found[full] = ModelInfo(full, 'backbone', name, None, {}, options)
-    return list(found.values())
+                    backbones[full] = ModelInfo(full, 'backbone', name, None, {}, options)
+    return list(backbones.values())
 
 
 @cache
@@ -176,7 +176,7 @@ def find_models(
             raise ValueError(f'{name} must be one of {tuple(known)}, got {value!r}{hint}')
     given = [exclude_filters] if isinstance(exclude_filters, str) else exclude_filters
     excluded = [pattern for pattern in given if pattern]  # timm's default '' excludes nothing
-    found = [
+    chosen = [
         model
         for model in models
         if matches(model.name, pattern)
@@ -184,7 +184,7 @@ def find_models(
         and task in (None, model.task)
         and family in (None, model.family)
     ]
-    return sorted(found, key=lambda model: _natural_key(model.name))
+    return sorted(chosen, key=lambda model: _natural_key(model.name))
 
 
 def _natural_key(name: str) -> List[Union[str, int]]:

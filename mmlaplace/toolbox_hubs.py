@@ -6,6 +6,7 @@ mmpretrain's hub, and mmengine's inferencer, when both packages have been import
 
 import sys
 import warnings
+from functools import cache, partial
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -19,25 +20,40 @@ from .toolboxes import TOOLBOXES
 
 
 def register(hub: Any) -> None:
-    """Add the classifiers to mmpretrain's ``ModelHub``, unless it has them.
+    """Add the classifiers to mmpretrain's ``ModelHub`` after mmpretrain has added its own.
 
     ``mmpretrain.get_model(NAME, pretrained=True)`` and mmpretrain's inferencers then load the
     authors' weights. Where there are none, they raise an error, as random weights would give random
-    classes.
+    classes. A name that mmpretrain has stays its own.
 
     An mmlaplace without its configs adds nothing, and warns with the reason.
     """
     root = _root('mmpretrain.list_models() lacks our classifiers')
     if root is None:
         return
-    classifiers = list_models(task='classification')
-    if hub.has(classifiers[0]):
-        return
-    for metafile in read_index():
-        if metafile.parts[1] == 'classification':
-            hub.register_model_index(root / metafile, config_prefix=root)
-    for name in classifiers:
-        hub._models_dict[name.lower()].weights = released_weights(name)
+    add_own, add_ours = hub._register_mmpretrain_models, cache(partial(add_classifiers, hub, root))
+
+    def add_all() -> None:
+        add_own()
+        add_ours()
+
+    hub._register_mmpretrain_models = staticmethod(add_all)  # before any look into the hub
+
+
+def add_classifiers(hub: Any, root: Path) -> None:
+    """Add the classifiers to those that mmpretrain's ``ModelHub`` has, whose names stay its own."""
+    names = list_models(task='classification')
+    own = dict(hub._models_dict)
+    for name in names:  # the hub refuses a name that it has
+        hub._models_dict.pop(name.lower(), None)
+    try:
+        for metafile in read_index():
+            if metafile.parts[1] == 'classification':
+                hub.register_model_index(root / metafile, config_prefix=root)
+        for name in names:
+            hub._models_dict[name.lower()].weights = released_weights(name)
+    finally:
+        hub._models_dict.update(own)
 
 
 def _root(lacking: str) -> Optional[Path]:

@@ -57,14 +57,16 @@ def whole_file(path: Union[str, os.PathLike]) -> Iterator[Path]:
                 os.fsync(file.fileno())  # a new name must not reach the disk before its bytes
             os.replace(temporary, target)
     except OSError as error:
-        of_another_file = error.filename and not str(error.filename).startswith(beside)
-        if error.errno is None or of_another_file:
+        is_of_another_file = error.filename and not str(error.filename).startswith(beside)
+        if error.errno is None or is_of_another_file:
             raise
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        fix = 'name another place'
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            fix = 'free space on that disk, or name another place'
         raise OSError(
             error.errno,
             f'{path} cannot be written: {os.strerror(error.errno)}. A file that was there is as '
-            f'before; {"free space on that disk, or " * full}name another place',
+            f'before; {fix}',
         ) from error
 
 

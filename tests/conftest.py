@@ -21,7 +21,9 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 from PIL import Image
 
-import mmlaplace.models  # noqa: F401  (registers)
+import mmlaplace.__main__
+import mmlaplace.models
+from mmlaplace.lab.mini_datasets import pictures
 from mmlaplace.model_zoo import build_model as toolbox_model  # noqa: F401  (for tests)
 from mmlaplace.ops import _native
 
@@ -125,6 +127,16 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def fewer_pictures():
+    """A context in which the mini data sets have a few of their images, each made as always."""
+    scenes = {
+        task: (size, {'train': 120, 'val': 60}, digits)
+        for task, (size, _, digits) in pictures.SCENES.items()
+    }
+    once = {'train': 1, 'val': 1}
+    return mock.patch.multiple(pictures, SCENES=scenes, BACKGROUNDS_PER_DIGIT=once)
+
+
 @pytest.fixture(scope='session')
 def mini_data(tmp_path_factory, pytestconfig) -> Path:
     """All three mini data sets, made once, also where several processes run the tests."""
@@ -134,8 +146,8 @@ def mini_data(tmp_path_factory, pytestconfig) -> Path:
     out, made = everybodys / 'mini', everybodys / 'mini.made'
     with FileLock(everybodys / 'mini.lock'):
         if not made.exists():
-            tool = ROOT / 'tools/dataset_converters/make_mini_datasets.py'
-            subprocess.run([sys.executable, tool, '--out', out], check=True)
+            with fewer_pictures():
+                output_of(ROOT / 'tools/dataset_converters/make_mini_datasets.py', '--out', out)
             made.touch()
     return out
 
@@ -171,18 +183,33 @@ def load_tool(path: str) -> types.ModuleType:
     return module
 
 
-def run_script(path: Path, *arguments) -> subprocess.CompletedProcess:
-    """Run a script in this process, which has imported already what takes seconds to import."""
-    command = [str(path), *map(str, arguments)]
+def run_script(script, *arguments) -> subprocess.CompletedProcess:
+    """Run a script in this process, which has imported already what takes seconds to import.
+
+    ``'mmlaplace'`` in place of a path is ``python -m mmlaplace``.
+    """
+    words = [str(argument) for argument in arguments]
+    if script == 'mmlaplace':
+        return _run_here(lambda: sys.exit(mmlaplace.__main__.main(words)), script, *words)
+    with mock.patch.object(sys, 'path', [str(Path(script).parent), *sys.path]):
+        return _run_here(lambda: runpy.run_path(str(script), run_name='__main__'), script, *words)
+
+
+def run_module(name: str, *arguments) -> subprocess.CompletedProcess:
+    """Run ``python -m name`` in this process, as above."""
+    return _run_here(lambda: runpy.run_module(name, run_name='__main__'), name, *arguments)
+
+
+def _run_here(start, *words) -> subprocess.CompletedProcess:
+    command = [str(word) for word in words]
     said, complained = io.StringIO(), io.StringIO()
     with (
         mock.patch.object(sys, 'argv', command),
-        mock.patch.object(sys, 'path', [str(path.parent), *sys.path]),
         contextlib.redirect_stdout(said),
         contextlib.redirect_stderr(complained),
     ):
         try:
-            runpy.run_path(str(path), run_name='__main__')
+            start()
             status = 0
         except SystemExit as end:
             status = end.code or 0
@@ -191,16 +218,16 @@ def run_script(path: Path, *arguments) -> subprocess.CompletedProcess:
     return subprocess.CompletedProcess(command, status, said.getvalue(), complained.getvalue())
 
 
-def output_of(path: Path, *arguments) -> str:
+def output_of(script, *arguments) -> str:
     """What a script prints that succeeds."""
-    result = run_script(path, *arguments)
+    result = run_script(script, *arguments)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
 
-def refusal_of(path: Path, *arguments) -> str:
+def refusal_of(script, *arguments) -> str:
     """The sentence with which a script refuses its arguments."""
-    result = run_script(path, *arguments)
+    result = run_script(script, *arguments)
     assert result.returncode == 2, result.stdout + result.stderr
     return result.stderr
 

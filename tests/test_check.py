@@ -1,4 +1,4 @@
-"""``python -m mmlaplace.check`` in installations that work and that do not."""
+"""``python -m mmlaplace check`` in installations that work and that do not."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def report(capsys):
 
 @pytest.mark.slow
 def test_all_is_fine_in_an_environment_of_set_up(tmp_path):
-    result = run_python('-m', 'mmlaplace.check', '--json', cwd=tmp_path)
+    result = run_python('-m', 'mmlaplace', 'check', '--json', cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     content = json.loads(result.stdout)
     findings = {f['name']: f for f in content['findings']}

@@ -1,20 +1,31 @@
-"""The commands of the README and the pages run as they stand there, one after the other.
+"""Readers of the pages run the commands as they stand there, one after the other.
 
 The models are trained for one step, and their checkpoints have the names that the pages know.
 """
 
-import os
 import re
+import shlex
 import subprocess
-import sys
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import NamedTuple, Tuple
 
 import pytest
 import torch
-from conftest import MICRO, ROOT, needs_torch, quiet_init, run_script, toolbox_config, toolbox_model
+from conftest import (
+    MICRO,
+    ROOT,
+    needs_torch,
+    quiet_init,
+    run_module,
+    run_python,
+    run_script,
+    toolbox_config,
+    toolbox_model,
+)
 from PIL import Image
 from skimage import data
-from test_docs import DOCUMENTS, code_blocks, lines
+from test_docs import DOCUMENTS, code_blocks, commands, lines
 
 # A trained model of each task. The quick starts train them, and more.
 TRAINED = {
@@ -31,53 +42,131 @@ ONE_STEP = [
     'val_dataloader=None',
     'val_evaluator=None',
 ]
+
+
+class Scenario(NamedTuple):
+    """What a reader does: the page, and the commands of it that run here; ``*`` is any end."""
+
+    page: str
+    commands: Tuple[str, ...]
+
+
+READERS = {
+    'lists models': Scenario('docs/get_started.md', ('python -m mmlaplace list *',)),
+    'lists released weights': Scenario(
+        'docs/released_weights.md', ('python -m mmlaplace list --weights *',)
+    ),
+    'lists files that can be converted': Scenario(
+        'docs/checkpoints.md', ('python tools/model_converters/convert.py --list',)
+    ),
+    'plans a study': Scenario(
+        'docs/reproduce.md',
+        (
+            'python studies/reproduce.py --list*',
+            'python studies/reproduce.py softpp_table_9 --dry-run',
+        ),
+    ),
+}
+READERS_WITH_A_MODEL = {
+    'writes an attention': Scenario(
+        'docs/tutorials/add_attention.md',
+        (
+            'python -m mmlaplace compare elu_attention.py:EluAttention --contract',
+            'python tools/dataset_converters/make_mini_datasets.py *',
+        ),
+    ),
+    'compares an attention': Scenario(
+        'docs/compare.md', ('python -m mmlaplace compare my_attention.py:MyAttention --contract',)
+    ),
+    'trains a classifier': Scenario(
+        'docs/tutorials/classify.md',
+        (
+            'python tools/train.py my_classifier.py *',
+            'python tools/test.py my_classifier.py *',
+            'python tools/visualization/vis_predictions.py *',
+        ),
+    ),
+    'trains a detector': Scenario(
+        'docs/tutorials/detect.md',
+        (
+            'python tools/train.py my_detector.py *',
+            'python tools/test.py my_detector.py *',
+            'python tools/visualization/vis_predictions.py *',
+            'python tools/dataset_converters/make_mini_datasets.py *',
+        ),
+    ),
+    'trains a segmentor': Scenario(
+        'docs/tutorials/segment.md',
+        (
+            'python tools/train.py my_segmentor.py *',
+            'python tools/test.py my_segmentor.py *',
+            'python tools/visualization/vis_predictions.py *',
+            'python tools/dataset_converters/make_mini_datasets.py *',
+        ),
+    ),
+    'watches a training': Scenario(
+        'docs/train_it_yourself.md',
+        (
+            'python tools/test.py CONFIG CHECKPOINT --show-dir *',
+            'python tools/dataset_converters/make_stand_in_datasets.py',
+            'python tools/train.py CONFIG *',
+        ),
+    ),
+    'starts from trained weights': Scenario('docs/faq.md', ('python tools/train.py CONFIG *',)),
+    'looks inside': Scenario(
+        'docs/tutorials/look_inside.md',
+        ('python tools/visualization/vis_*', 'python demo/image_demo.py photo*'),
+    ),
+    'counts operations': Scenario(
+        'docs/benchmarks.md', ('python tools/analysis_tools/get_flops.py CONFIG *',)
+    ),
+    'exports': Scenario(
+        'docs/deploy.md',
+        (
+            'python tools/deployment/export.py CONFIG CHECKPOINT --format onnx --dynamic *',
+            'python tools/deployment/run_onnx.py model.onnx cat.jpg',
+            'python tools/deployment/run_onnx.py model.onnx street.jpg *',
+            'python tools/deployment/quantize.py *',
+        ),
+    ),
+}
+# Why no reader of a scenario calls these.
 NOT_HERE = {
-    r'(\w+=\S+ )*(pip|mim|hf|git|docker|apt-get|pre-commit|tensorboard|source|cd|cp|ls'
-    r'|export) ': 'a program of others',
-    r'(\./|\.venv/)': 'of another environment, or of a language that is not here',
-    r'bash (tools/(quickstart|setup_env|run_tests)|\.dev_scripts/)': 'makes an environment',
-    r'((\w+=\S+ )*bash tools/(dist|slurm)_|bash tools/gpu_check)': 'needs a GPU, or several',
-    r'.*(_in1k|_coco|ade20k)\S*\.py': 'needs a data set that is downloaded',
-    r'.*(convert_lra\.py|configs/lra/(?!\w+/\w+_mini))': "needs Long Range Arena's files",
-    r'.*(MMDETECTION|example\.org|WandbVisBackend)': 'needs the network',
-    r'.*convert\.py (?!--list)': "needs the authors' weights, which tests/engine imitates",
-    r'.*(demo/attention_explorer\.py|127\.0\.0\.1)': 'a server, which tests/demo starts',
-    r'.*(--library|--backend native|build_onnxruntime_ops)': "needs ONNX Runtime's headers",
-    r'.*(benchmark_(backbone|ops)|compare_attentions|attention_training|linearize\.py|mutation_test'
-    r'|make_lra_datasets\.py --tasks|reproduce\.py(?!.*(--list|--dry-run)))': 'takes hours',
-    r'.*make_hf_kernel\.py': 'tests/ops makes the package',
-    r'.*(configs/lra/|make_lra_datasets)': 'takes minutes; tests/lab/lra does it with less data',
-    r'(.*(probe_attentions|paper_figures\.py (?!softpp-1a))'
-    r'|python -m mmlaplace compare (?!.*--contract))': 'tests/lab does it smaller',
-    r'.*train_rt_detr\.py': 'takes minutes, and tests/test_hosts.py takes one step',
-    r'.*(--format aoti|prepare_image\.py|dry_run\.py)': 'takes minutes, and tests/tools does it',
-    r'.*(textures|crowds|fashion|make_mini_datasets\.py$)': 'takes minutes; tests/tools does it',
-    r'.*(export\.py my_|run_onnx\.py work_dirs/my_)': 'docs/deploy.md has the same commands',
-    r'.*elu_mini': 'needs two files of that page, of which tests/test_docs.py runs one',
-    r'python -m mmlaplace(\.check$| config )': 'tests/test_check.py or test_model_list.py runs it',
+    'attention_explorer.py': 'a server, which tests/demo starts',
+    'benchmark_backbone.py': 'takes hours',
+    'benchmark_ops.py': 'takes hours',
+    'build_onnxruntime_ops.py': "needs ONNX Runtime's headers",
+    'convert_lra.py': "needs Long Range Arena's files",
+    'dist_train.sh': 'needs several GPUs',
+    'dry_run.py': 'takes minutes; tests/tools does it',
+    'gpu_check.sh': 'needs a GPU',
+    'linearize.py': 'takes hours; tests/models does it with less data',
+    'make_lra_datasets.py': 'takes minutes; tests/lab/lra does it with less data',
+    'prepare_image.py': 'needs a compiled model; tests/deployment does it',
+    'quickstart.sh': 'makes an environment',
+    'run_tests.sh': 'makes an environment',
+    'slurm_train.sh': 'needs several GPUs',
+    'train_rt_detr.py': 'takes minutes; tests/test_hosts.py takes one step',
 }
 
 
-def why_not(variables: str, line: str) -> str:
-    """The reason for which a command cannot run here; empty if it can."""
-    for name, value in re.findall(r'(\w+)=(\S+); ', variables):
-        line = line.replace(f'${name}', value)
-    return next((why for start, why in NOT_HERE.items() if re.match(start, line)), '')
-
-
-RUNNABLE = {
-    page: found
-    for page in DOCUMENTS
-    if page.name != 'CONTRIBUTING.md'
-    and (found := [(v, line) for v, line in lines(page) if not why_not(v, line)])
-}
+def commands_of(scenario: Scenario) -> list:
+    """The commands of a scenario, whole, each after the variables that the page sets."""
+    page = lines(ROOT / scenario.page)
+    for command in scenario.commands:
+        assert any(fnmatch(line, command) for _, line in page), f'{scenario.page}: no {command}'
+    return [
+        (variables, line)
+        for variables, line in page
+        if any(fnmatch(line, command) for command in scenario.commands)
+    ]
 
 
 @pytest.fixture(scope='session')
 def quick_starts(tmp_path_factory, mini_data):
     """A copy of the project with data, trained models and a user's own files."""
     project = tmp_path_factory.mktemp('project')
-    for name in ('configs', 'demo', 'docs', 'tools', 'mmlaplace', '.dev_scripts'):
+    for name in ('configs', 'demo', 'docs', 'studies', 'tools', 'mmlaplace', '.dev_scripts'):
         (project / name).symlink_to(ROOT / name)
     (project / 'data').mkdir()
     (project / 'data/mini').symlink_to(mini_data)
@@ -121,16 +210,15 @@ def write_small_config(project: Path, name: str) -> None:
     (project / file).write_text(config.replace("'.jpg'", "'.png'"))
 
 
-def run(project: Path, program: str, script: str, *arguments, **variables) -> None:
+def run(project: Path, program: str, script: str, *arguments) -> None:
     """Run a command in the project. Trainings and tests get a process of their own."""
-    if script.startswith('-') or Path(script).name in ('train.py', 'test.py'):
-        command, env = [sys.executable, script, *map(str, arguments)], {**os.environ, **variables}
-        result = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True)
-    else:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(project)
-            for name, value in variables.items():
-                patch.setenv(name, value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(project)
+        if script == '-m':
+            result = run_module(*arguments)
+        elif Path(script).name in ('train.py', 'test.py'):
+            result = run_python(script, *arguments, cwd=project)
+        else:
             result = run_script(project / script, *arguments)
     said = f'{result.stdout}{result.stderr}'[-3000:]
     assert result.returncode == 0, f'{program} {script} {" ".join(map(str, arguments))}\n{said}'
@@ -176,30 +264,37 @@ def own(task: str, word: str) -> str:
     return files.get(word.rstrip('12'), word)
 
 
+@pytest.mark.parametrize('reader', READERS)
+def test_a_reader_without_a_model(reader):
+    for _, line in commands_of(READERS[reader]):
+        run(ROOT, *shlex.split(line))
+
+
 @pytest.mark.training
+@pytest.mark.thorough  # tests/tools has the tools
 @pytest.mark.parametrize(
-    'page',
-    [  # tests/tools has the tools of the other pages
-        pytest.param(
-            page,
-            id=name,
-            marks=()
-            if re.match('README|docs/get', name)
-            else [pytest.mark.thorough, *[needs_torch(2, 6)] * name.endswith('deploy.md')],
-        )
-        for page in RUNNABLE
-        for name in [str(page.relative_to(ROOT))]
+    'reader',
+    [
+        pytest.param(n, marks=needs_torch(2, 6)) if n == 'exports' else n
+        for n in READERS_WITH_A_MODEL
     ],
 )
-def test_the_commands_of_a_page_run(page, quick_starts):
-    for variables, line in RUNNABLE[page]:
-        words = words_of(quick_starts, variables, line)
-        settings = {}
-        while re.match(r'\w+=', words[0]):
-            name, _, settings[name] = words.pop(0).partition('=')
-        for command in with_own_files(quick_starts, words):
-            run(quick_starts, *for_a_moment(command), **settings)
-            if command[1] == 'tools/train.py' and page.stem in TRAINED:
+def test_a_reader_with_a_trained_model(reader, quick_starts):
+    scenario = READERS_WITH_A_MODEL[reader]
+    task = Path(scenario.page).stem
+    for variables, line in commands_of(scenario):
+        for command in with_own_files(quick_starts, words_of(quick_starts, variables, line)):
+            run(quick_starts, *for_a_moment(command))
+            if command[1] == 'tools/train.py' and task in TRAINED:
                 work_dir = command[command.index('--work-dir') + 1]
-                (checkpoint,) = set(re.findall(rf'{work_dir}/(\w+_\d+)\.pth', page.read_text()))
+                text = (ROOT / scenario.page).read_text()
+                (checkpoint,) = set(re.findall(rf'{work_dir}/(\w+_\d+)\.pth', text))
                 rename_trained(quick_starts / work_dir, checkpoint)
+
+
+def test_each_tool_that_a_page_calls_is_in_a_scenario_or_cannot_run_here():
+    scenarios = (*READERS.values(), *READERS_WITH_A_MODEL.values())
+    called = {line.split()[1] for scenario in scenarios for _, line in commands_of(scenario)}
+    on_pages = {words[1] for page in DOCUMENTS for words in commands(page) if len(words) > 1}
+    tools = {word for word in on_pages if word.startswith(('tools/', 'demo/'))}
+    assert {Path(tool).name for tool in tools - called} == set(NOT_HERE)

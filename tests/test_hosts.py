@@ -83,7 +83,7 @@ def test_the_script_trains_a_detector_by_the_trainer_loads_and_evaluates_it(tmp_
     from transformers import RTDetrForObjectDetection
 
     script, out = ROOT / 'tools/train_rt_detr.py', tmp_path / 'out'
-    options = ('--small', '--size', SIDE, SIDE, '--epochs', 1, '--work-dir', out)
+    options = ('--small', '--image-size', SIDE, SIDE, '--epochs', 1, '--work-dir', out)
     content = dict(
         images=[dict(id=7, file_name='a.png', height=SIDE, width=SIDE)],
         categories=[dict(id=3, name='cat'), dict(id=9, name='dog')],  # with gaps, as COCO's

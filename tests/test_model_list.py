@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +14,9 @@ from mmengine.config import Config
 from mmengine.registry import DefaultScope
 
 import mmlaplace
-from mmlaplace import check, toolbox_hubs
+from mmlaplace import toolbox_hubs
 from mmlaplace.__main__ import main
+from mmlaplace.check import Finding, report
 from mmlaplace.checkpoints import PUBLISHED
 from mmlaplace.commands.model_list import path_from_here
 from mmlaplace.lab.side_by_side.backbone_candidates import catalogue
@@ -60,9 +62,14 @@ def test_a_pattern_without_a_match_is_quoted_with_near_names(words, near, capsys
     assert any(f'matches {word!r};' in sentence for word in words)
 
 
-def test_check_is_a_command(monkeypatch):
-    monkeypatch.setattr(check, 'main', lambda arguments: arguments)
-    assert main(['check', '--json']) == ['--json']
+def test_check_is_a_command(monkeypatch, capsys):
+    broken = Finding('ops', 'problem', 'broken', 'mend them')
+    monkeypatch.setattr(report, 'CHECKS', {'ops': lambda: [broken]})
+    assert main(['check', '--json']) == 1
+    (found,) = json.loads(capsys.readouterr().out)['findings']
+    assert found == dict(check='ops', **broken._asdict())
+    assert main(['check']) == 1
+    assert 'mend them' in capsys.readouterr().out
 
 
 def test_numbers_in_names_are_sorted_by_value():
@@ -134,6 +141,53 @@ def test_mmpretrain_lists_builds_and_runs_the_classifiers():
     with DefaultScope.overwrite_default_scope('mmpretrain'):  # another test may have left its own
         result = mmpretrain.inference_model(model, torch.zeros(64, 64, 3).byte().numpy())
     assert len(result['pred_scores']) == 1000
+
+
+def test_a_name_that_mmpretrain_has_stays_its_own(tmp_path):
+    api = pytest.importorskip('mmpretrain.apis.model')
+    theirs, config = mmlaplace.list_models(task='classification')[3], tmp_path / 'theirs.py'
+    index = tmp_path / 'model-index.yml'
+    index.write_text(
+        f'Models: [{{Name: {theirs}, In Collection: A, Config: {config}}}]\n'
+        'Collections: [{Name: A, Metadata: {}}]\n'
+    )
+
+    class Hub(api.ModelHub):
+        """The hub of a later mmpretrain."""
+
+        _models_dict = {}
+
+        @classmethod
+        def _register_mmpretrain_models(cls):
+            if not cls.has(theirs):
+                cls.register_model_index(index)
+
+    toolbox_hubs.register(Hub)
+    Hub._register_mmpretrain_models()
+    assert Hub._models_dict[theirs].config == str(config)
+    assert Hub.get(B0).config.model.backbone.type == 'PolaFormerPVTv2'
+    assert {*Hub._models_dict} == {*mmlaplace.list_models(task='classification')}
+
+
+def test_inferencers_have_our_detectors_beside_those_of_the_toolbox(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'mmdet', SimpleNamespace())
+    theirs = dict(Name=LAPLACIAN_RETINANET.upper(), Config='theirs.py')
+
+    class Base:
+        @staticmethod
+        def _get_models_from_metafile(folder):
+            return iter([theirs])
+
+        @staticmethod
+        def _get_repo_or_mim_dir(scope):
+            return f'of {scope}'
+
+    toolbox_hubs.add_to_inferencers(Base)
+    found = [*Base._get_models_from_metafile('of mmdet')]
+    assert [each for each in found if each['Name'].lower() == LAPLACIAN_RETINANET] == [theirs]
+    names = {each['Name'].lower() for each in found}
+    assert names == {*mmlaplace.list_models(task='detection')}
+    assert [*Base._get_models_from_metafile('of mmpretrain')] == [theirs]
 
 
 @pytest.mark.slow

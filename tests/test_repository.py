@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 import yaml
-from conftest import ROOT, load_tool, run_python
+from conftest import ROOT, run_python
 
 from mmlaplace.version import __version__
 
@@ -59,10 +59,3 @@ def test_mypy_finds_no_error(tmp_path):
     pytest.importorskip('mypy')
     result = run_python('-m', 'mypy', '--cache-dir', tmp_path)
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr
-
-
-@pytest.mark.thorough
-def test_the_mutants_written_by_hand_change_code_that_is_there():
-    found = load_tool('.dev_scripts/mutation_test.py').written_by_hand()
-    stale = [means for means, mutant in found.items() if mutant is None]
-    assert not stale, 'bring them up to date in .dev_scripts/meaning_mutants.yml'

@@ -38,3 +38,18 @@ def test_a_room_imports_only_those_below_it(room):
     below = set(ROOMS[ROOMS.index(room) :])
     for file in place.rglob('*.py') if place.is_dir() else [place]:
         assert imported(file) <= below | {'__version__.py'}, file
+
+
+def test_nothing_of_the_package_imports_the_demos_or_the_studies():
+    beside = {
+        path.parent.name
+        for room in ('demo', 'studies')
+        for path in (ROOT / room).glob('*/__init__.py')
+    }
+    assert beside == {'explorer', 'hybrids', 'reproduction'}
+    for file in PACKAGE.rglob('*.py'):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module]
+            assert not beside & {name.partition('.')[0] for name in names}, file

@@ -118,7 +118,7 @@ def test_all_files_are_written_by_one_function_and_read_in_any_locale():
     'command',
     [
         lambda: main(['list', 'polaformer-swin*']),
-        lambda: runpy.run_path(str(ROOT / 'tools/reproduce.py'), run_name='__main__'),
+        lambda: runpy.run_path(str(ROOT / 'studies/reproduce.py'), run_name='__main__'),
     ],
     ids=['list', 'tool'],
 )

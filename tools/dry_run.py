@@ -12,30 +12,32 @@ With --random-images it runs the model and the optimiser alone, for one training
 prediction, and needs no data. That takes seconds.
 
 Examples:
-  python tools/dry_run.py my_config.py --random-images 192 256
+  python tools/dry_run.py my_config.py --random-images --image-size 192 256
   python tools/dry_run.py configs/detection/soft/retinanet_softpp-tiny_fpn_1x_coco.py
+  python tools/dry_run.py my_config.py --cfg-options model.backbone.with_cp=True
   python tools/dry_run.py --tasks segmentation
   python tools/dry_run.py --tasks detection --iterations 1 --batch-size 1  # takes less time
   python tools/dry_run.py --tasks classification detection segmentation      # hours on a CPU
 """
 
+import argparse
 import hashlib
 import json
 import math
 import re
-import resource
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Set
+from typing import Any, Dict, List, Optional, Sequence, Set
 
 from filelock import FileLock
-from mmengine.config import Config
+from mmengine.config import Config, DictAction
 from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from mmlaplace.analysis.networks import image_size
 from mmlaplace.commands.command_line import (
     ToolParser,
     positive,
@@ -44,10 +46,15 @@ from mmlaplace.commands.command_line import (
     write_json,
 )
 from mmlaplace.commands.random_images import train_and_predict
+from mmlaplace.commands.refusals import first_checks
 from mmlaplace.commands.script_runs import import_first, run_script
+from mmlaplace.engine.first_checks import FirstCheckError, check_config, check_maps, is_on
+from mmlaplace.writing import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 TASKS = ('classification', 'detection', 'segmentation')
+# In the folder of a run, the sentence that ended it.
+REFUSED = 'refused.txt'
 # In data/, of make_stand_in_datasets.py.
 LAYOUTS = ('imagenet', 'coco', 'ade', 'cityscapes', 'VOCdevkit')
 
@@ -118,26 +125,42 @@ def shorten(
     return cfg
 
 
-def run_here(config: Path, data: Path, work_dir: Path, length: Dict[str, Any]) -> None:
-    """Train and validate in this process, and write what was seen."""
+def run_here(cfg: Config, data: Path, work_dir: Path, length: Dict[str, Any]) -> None:
+    """Train and validate in this process, and write what was seen, or the sentence of a refusal."""
     start = time.perf_counter()
-    cfg = Config.fromfile(config)
-    shape = length['random_images']
-    if shape:
-        seen = dict(train_and_predict(cfg, tuple(shape), length['batch_size']), metrics={})
-    else:
-        short = shorten(cfg, data, work_dir, length['iterations'], length['batch_size'])
-        seen = train_and_validate(short)
+    try:
+        if length['random_images']:
+            shape = tuple(length['image_size'] or image_size(cfg))
+            with first_checks(cfg, ()):
+                if is_on(cfg):
+                    check_maps(cfg)
+                seen = dict(train_and_predict(cfg, shape, length['batch_size']), metrics={})
+        else:
+            short = shorten(cfg, data, work_dir, length['iterations'], length['batch_size'])
+            with first_checks(short, ('train', 'val')):
+                seen = train_and_validate(short)
+    except SystemExit as refusal:
+        write_whole(work_dir / REFUSED, str(refusal.code))
+        raise
     write_json(
         work_dir / 'passed.json',
         dict(
             seconds=time.perf_counter() - start,
-            MB=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            MB=peak_megabytes(),
             **length,
             **seen,
             left_out=cfg.strategy.type if 'strategy' in cfg else '',
         ),
     )
+
+
+def peak_megabytes() -> Optional[float]:
+    """The largest memory of this process so far. None on Windows, which has no such count."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def train_and_validate(cfg: Config) -> Dict[str, Any]:
@@ -173,21 +196,45 @@ def fingerprint(cfg: Config) -> str:
     return hashlib.sha256(cfg.pretty_text.encode()).hexdigest()[:16]
 
 
-def run(config: Path, mark: str, data: Path, work_dir: Path, length: Dict[str, Any]) -> dict:
-    """Run a config in a process of its own; what it found, or the end of its log."""
+def run(
+    config: Path,
+    mark: str,
+    data: Path,
+    work_dir: Path,
+    length: Dict[str, Any],
+    options: Sequence[str] = (),
+) -> dict:
+    """Run a config in a process of its own; what it found, or why it failed.
+
+    That is the sentence of a refusal, or else the end of its log.
+    """
     folder = work_dir / config.stem
     row = dict(config=name_of(config), fingerprint=mark)
-    passed = folder / 'passed.json'
-    passed.unlink(missing_ok=True)
+    passed, refused = folder / 'passed.json', folder / REFUSED
+    for old in (passed, refused):
+        old.unlink(missing_ok=True)
     arguments = [str(config), '--here', '--data-root', str(data), '--work-dir', str(folder)]
     for name, value in length.items():
         if value:
-            values = value if isinstance(value, list) else [value]
+            values = [] if value is True else value if isinstance(value, list) else [value]
             arguments += [f'--{name.replace("_", "-")}', *map(str, values)]
+    if options:
+        arguments += ['--cfg-options', *options]
     status, end = run_script(Path(__file__), arguments, folder / 'log.txt')
     if status == 0:
         return dict(row, passed=True, **json.loads(passed.read_bytes()))
+    if refused.is_file():
+        end = refused.read_text(encoding='utf-8')
     return dict(row, passed=False, status=status, end=end)
+
+
+def parsed(words: Sequence[str]) -> Dict[str, Any]:
+    """The options of a config in words KEY=VALUE, as mmengine reads them."""
+    if not words:
+        return {}
+    found = argparse.Namespace()
+    DictAction(['--cfg-options'], 'options', nargs='+')(argparse.ArgumentParser(), found, words)
+    return found.options
 
 
 def print_table(rows: List[dict]) -> None:
@@ -197,12 +244,21 @@ def print_table(rows: List[dict]) -> None:
     for row in rows:
         if row['passed']:
             metrics = ', '.join(f'{name} {value:.3g}' for name, value in row['metrics'].items())
-            cells = [f'{row["seconds"]:.0f}', f'{row["MB"]:.0f}', f'{row["loss"]:.3g}', metrics]
+            megabytes = '-' if row['MB'] is None else f'{row["MB"]:.0f}'
+            cells = [f'{row["seconds"]:.0f}', megabytes, f'{row["loss"]:.3g}', metrics]
         else:
             cells = ['-', '-', '-', f'FAILED with status {row["status"]}']
         left_out = f' (without {row["left_out"]})' if row.get('left_out') else ''
         table.add_row(row['config'] + left_out, *cells)
     Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def take_former_size(args: argparse.Namespace) -> None:
+    """Take ``--random-images H W``, as the size was given before, for ``--image-size H W``."""
+    sides = [config for config in args.configs if config.name.isdecimal()]
+    if args.random_images and len(sides) == 2 and not args.image_size:
+        args.configs = [config for config in args.configs if config not in sides]
+        args.image_size = [int(side.name) for side in sides]
 
 
 def main() -> None:
@@ -213,15 +269,28 @@ def main() -> None:
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/dry_run'))
     parser.add_argument('--iterations', type=positive, default=2, help='of training (default: 2)')
     parser.add_argument('--batch-size', type=positive, default=2, help='of training (default: 2)')
+    parser.add_argument('--random-images', action='store_true', help='instead of any data')
+    parser.add_image_size(
+        nargs=2,
+        type=positive,
+        metavar=('H', 'W'),
+        help="of the random images; default: the config's",
+    )
     parser.add_argument(
-        '--random-images', nargs=2, type=positive, metavar=('H', 'W'), help='instead of any data'
+        '--cfg-options', nargs='+', default=[], metavar='KEY=VALUE', help='of all configs'
     )
     parser.add_argument('--here', action='store_true', help='one config, in this process')
     args = parser.parse_args()
+    take_former_size(args)
+    if args.image_size and not args.random_images:
+        parser.error('--image-size is for --random-images; the config sets the size of its data')
     configs = [config.resolve() for config in args.configs]
     configs += [config for task in args.tasks for config in full_size_configs(task)]
     length = dict(
-        iterations=args.iterations, batch_size=args.batch_size, random_images=args.random_images
+        iterations=args.iterations,
+        batch_size=args.batch_size,
+        random_images=args.random_images or None,
+        image_size=args.image_size,
     )
     if not configs:
         parser.error(f'name configs, or tasks of {TASKS} by --tasks')
@@ -229,7 +298,12 @@ def main() -> None:
     if missing:
         parser.error(f'there are no files {missing}')
     data = args.data_root.resolve()
-    cfgs = [read_config(str(config)) for config in configs]
+    options = parsed(args.cfg_options)
+    cfgs = [read_config(str(config), options=options) for config in configs]
+    for config, cfg in zip(configs, cfgs):
+        with parser.refusing(FirstCheckError, start=f'{name_of(config)}: '):
+            if is_on(cfg):
+                check_config(cfg)
     for name in sorted(set().union(*map(stand_ins_of, cfgs))):
         own = data.is_dir() and Path('data', name).is_dir()  # the user's, which then serve
         if not ((data / name).is_dir() or own or args.random_images):
@@ -238,7 +312,7 @@ def main() -> None:
                 f'make_stand_in_datasets.py --out {args.data_root} makes it'
             )
     if args.here:
-        return run_here(configs[0], data, args.work_dir, length)
+        return run_here(cfgs[0], data, args.work_dir, length)
     results = args.work_dir / 'results.json'
     known = read_json(results) if results.is_file() else {}
     toolboxes = {cfg.default_scope for cfg in cfgs if cfg.get('default_scope')}
@@ -249,7 +323,7 @@ def main() -> None:
         asked = dict(passed=True, fingerprint=mark, **length)
         if old is None or asked != {name: old.get(name) for name in asked}:
             print(f'{name_of(config)}: runs', flush=True)
-            old = run(config, mark, data, args.work_dir, length)
+            old = run(config, mark, data, args.work_dir, length, args.cfg_options)
             print(f'{name_of(config)}: {"passed" if old["passed"] else "failed"}', flush=True)
             with FileLock(results.with_suffix('.lock')):  # another call may write rows meanwhile
                 known = {

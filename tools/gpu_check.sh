@@ -18,7 +18,7 @@ python="${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo pyt
 mkdir -p "$out"
 failed=()
 others=(laplacianformer-tiny laplacianformer-tiny+SoftmaxAttention mmdet:PyramidVisionTransformer-tiny
-    mmpretrain:SwinTransformer-tiny --sizes 224x32 512x8 --modes eager bf16)
+    mmpretrain:SwinTransformer-tiny --image-size 224x32 512x8 --modes eager bf16)
 step() {
     local name="$1"
     shift

@@ -17,7 +17,7 @@ Examples:
   python tools/linearize.py CONFIG CHECKPOINT --attention LaplacianAttention \\
       --options num_landmarks=16 --layer-steps 2000 --whole-steps 4000 --lr 5e-4
   python tools/linearize.py CONFIG timm://vit_small_patch14_dinov2 --backbone-only \\
-      --attention AgentAttention --budget 0.6 --size 1024
+      --attention AgentAttention --budget 0.6 --image-size 1024
   python tools/linearize.py CONFIG CHECKPOINT --attention AgentAttention:0-3 --attention InLineAttention:4-8 \\
       --options AgentAttention.num_landmarks=49 --loss task
   bash tools/torchrun.sh 8 tools/linearize.py CONFIG CHECKPOINT --attention FLattenAttention --launcher pytorch
@@ -122,8 +122,8 @@ def parse_arguments():
         metavar='SHARE',
         help='largest time of the hybrid, as a share of the time before',
     )
-    parser.add_argument(
-        '--size',
+    parser.add_image_size(
+        former='--size',
         type=positive,
         metavar='PIXELS',
         help='side of the timed images; default: that of the config',
@@ -167,8 +167,10 @@ def parse_arguments():
         parser.error('--loss task needs a head; take another --loss, or no --backbone-only')
     if args.keep_blocks and any(':' in each for each in args.attention):
         parser.error('--attention NAME:BLOCKS says which blocks stay; leave out --keep-blocks')
-    if args.size and args.keep is None and args.budget is None:
-        parser.error(f'--size {args.size} is for --keep or --budget; give one of them too')
+    if args.image_size and args.keep is None and args.budget is None:
+        parser.error(
+            f'--image-size {args.image_size} is for --keep or --budget; give one of them too'
+        )
     if args.budget is not None:
         with parser.refusing(ValueError):
             hybrids.check_budget(args.budget)
@@ -207,7 +209,7 @@ def take_over(new, old, linear):
 def hybrid(args, cfg, old, new, places, batches, settings):
     """As :func:`swapped`, with the blocks of softmax that --keep or --budget asks for."""
     places, backbone = list(places), old.backbone.eval()
-    sides = (args.size, args.size) if args.size else backbone.img_size
+    sides = (args.image_size, args.image_size) if args.image_size else backbone.img_size
     channels, device = cfg.model.backbone.get('in_channels', 3), torch.device(args.device)
     sample = torch.randn(1, channels, *sides, device=device)
     count = hybrids.LEARN + hybrids.MEASURE

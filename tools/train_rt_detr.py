@@ -7,7 +7,7 @@ Into the work directory go model.safetensors, config.json and the log, results.j
 It needs transformers and accelerate, in an environment without mmpretrain.
 
 Examples:
-  python tools/train_rt_detr.py data/mini/detection --small --size 96 128 --lr 1e-3 \\
+  python tools/train_rt_detr.py data/mini/detection --small --image-size 96 128 --lr 1e-3 \\
       --weights work_dirs/quickstart/epoch_11.pth
   python tools/train_rt_detr.py data/mine --backbone ravlt_tiny --weights mmlaplace://ravlt-tiny
 """
@@ -57,10 +57,10 @@ class CocoImages(CocoDetection):
         self.categories = sorted(known)  # by label: COCO's own have gaps
 
     def __getitem__(self, index: int) -> dict:
-        image, found = super().__getitem__(index)
+        image, annotations = super().__getitem__(index)
         labelled = [
             dict(a, category_id=self.categories.index(a['category_id']))
-            for a in found
+            for a in annotations
             if not a['iscrowd']
         ]
         batch = self.processor(image, dict(image_id=self.ids[index], annotations=labelled))
@@ -105,7 +105,9 @@ def parse_args():
     parser.add_argument('--backbone', default='laplacianformer_micro', help='default: %(default)s')
     parser.add_argument('--weights', help='of the backbone; default: random')
     parser.add_argument('--small', action='store_true', help='small heads, for the mini data')
-    parser.add_argument('--size', type=positive, nargs=2, default=(640, 640), metavar=('H', 'W'))
+    parser.add_image_size(
+        former='--size', type=positive, nargs=2, default=(640, 640), metavar=('H', 'W')
+    )
     parser.add_argument('--epochs', type=positive, default=8, help='default: %(default)s')
     parser.add_argument('--batch-size', type=positive, default=4, help='default: %(default)s')
     parser.add_argument('--lr', type=float, default=1e-4, help='default: %(default)s')
@@ -129,7 +131,7 @@ def main() -> None:
     except ImportError as error:
         end_tool(f'this needs transformers and accelerate ({error}); pip install them')
     hf.set_seed(0)
-    size = dict(height=args.size[0], width=args.size[1])
+    size = dict(height=args.image_size[0], width=args.image_size[1])
     processor = hf.RTDetrImageProcessor(size=size, do_normalize=True)
     train = CocoImages(args.data, 'train', processor)
     val = CocoImages(args.data, 'val', processor, train)

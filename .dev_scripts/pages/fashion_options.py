@@ -45,12 +45,12 @@ def options_table(
     runs: Dict[str, List[dict]], names: List[str], deviation: float, free: int
 ) -> str:
     """Options beside the first of them, with an interval by all attentions and one by their own."""
-    top1 = {
-        name: {run['settings']['seed']: mean_top1([run]) for run in runs[name]}
-        for name in names
-        if name in runs
-    }
-    base, rows = top1[names[0]], []
+    top1 = {}  # by name and seed
+    for name in names:
+        if name in runs:
+            top1[name] = {run['settings']['seed']: mean_top1([run]) for run in runs[name]}
+    base = top1[names[0]]
+    rows = []
     for name, values in top1.items():
         seeds = ', '.join(f'{value:.1f}' for value in values.values())
         pairs = [values[seed] - base[seed] for seed in values if seed in base]
@@ -65,14 +65,15 @@ def options_table(
 
 def ends_table(runs: Dict[str, List[dict]]) -> str:
     """The best and the last attentions, and softmax, with their top-1."""
-    three = {
-        name: [run for run in made if run['settings']['seed'] in SEEDS]
-        for name, made in runs.items()
-        if '=' not in name
-    }
-    means = {name: mean_top1(made) for name, made in three.items() if len(made) == len(SEEDS)}
-    means = dict(sorted(means.items(), key=lambda item: -item[1]))
-    in_order = [f'{short(name)} {top1:.1f}' for name, top1 in means.items()]
+    means = {}
+    for name, runs_of_name in runs.items():
+        if '=' in name:  # another option
+            continue
+        in_seeds = [run for run in runs_of_name if run['settings']['seed'] in SEEDS]
+        if len(in_seeds) == len(SEEDS):
+            means[name] = mean_top1(in_seeds)
+    best_first = sorted(means, key=lambda name: -means[name])
+    in_order = [f'{short(name)} {means[name]:.1f}' for name in best_first]
     rows = [
         ['the best', ', '.join(in_order[:6])],
         ['softmax', f'{means["SoftmaxAttention"]:.1f}'],
@@ -85,7 +86,7 @@ def fashion_tables(path: Path) -> Dict[str, str]:
     """The tables by their names in the page.
 
     Args:
-        path: The results.json of compare_attentions.py.
+        path: The results.json of `compare trainings`.
     """
     results = groups(json.loads(path.read_text())['results'])[STUDY]
     kept = [made for made in results if made['settings']['attention'] != least_stable(results)]

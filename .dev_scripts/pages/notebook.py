@@ -26,7 +26,8 @@ def update(files: Files) -> None:
 
 def page(notebook: nbformat.NotebookNode) -> Dict[Path, bytes]:
     """The page and its pictures, by their paths."""
-    parts, files = [], {}
+    parts = []
+    files = {}
     for cell in notebook.cells:
         if cell.cell_type == 'markdown':
             text = cell.source.replace('](../docs/tutorials/', '](')

@@ -9,7 +9,8 @@ from typing import Any, Callable, Dict, Iterable, List
 from mmengine.registry import MODELS
 
 from mmlaplace.models import BaseAttention, Frame, PyramidBackbone, QKVAttention
-from mmlaplace.models.pyramid.options import ARCH_KEYS, with_attention
+from mmlaplace.models.pyramid.arguments import ARCH_KEYS
+from mmlaplace.models.pyramid.options import with_attention
 from mmlaplace.writing import markdown_table
 
 from .files import ROOT, Files

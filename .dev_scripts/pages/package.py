@@ -14,7 +14,11 @@ INDEX = ROOT / 'model-index.yml'
 # Folders whose __init__.py imports the public names of its files.
 FOLDERS = ('models/attentions', 'models/backbones', 'ops')
 IMPORT = re.compile(r'from \.(\w+) import (\w+) as \2\n')
-BLOCK = re.compile(r'(?:from \.\w+ import (\w+) as \1\n)+')
+# Lines of imports; of a long name as `ruff format` breaks the line.
+BLOCK = re.compile(
+    r'(?:from \.\w+ import (?:(\w+) as \1|\(\n    (\w+) as \2,\n\))\n)+',
+)
+WIDTH = 100  # of a line, as in pyproject.toml
 ALL = re.compile(r'__all__ = \[.*?\]', re.DOTALL)
 INCLUDE = re.compile(r'```\{include\} \.\./\.\./(configs/\w+/\w+)/README\.md\n.*?```\n', re.DOTALL)
 
@@ -39,10 +43,18 @@ def export(files: Files, folder: Path) -> None:
     found = {path.stem: [*public_names(path)] for path in sorted(folder.glob('[!_]*.py'))}
     by_hand = [(stem, name) for stem, name in IMPORT.findall(text) if found.get(stem) == []]
     names = sorted([*by_hand, *((stem, name) for stem in found for name in found[stem])])
-    lines = ''.join(f'from .{stem} import {name} as {name}\n' for stem, name in names)
+    lines = ''.join(import_of(stem, name) for stem, name in names)
     exported = ''.join(f'    {name!r},\n' for name in sorted(name for _, name in names))
     text = BLOCK.sub(lines, text, count=1)
     files.write(init, ALL.sub(f'__all__ = [\n{exported}]', text))
+
+
+def import_of(stem: str, name: str) -> str:
+    """A line that exports a name of a file, as ``ruff format`` writes it."""
+    line = f'from .{stem} import {name} as {name}'
+    if len(line) <= WIDTH:
+        return f'{line}\n'
+    return f'from .{stem} import (\n    {name} as {name},\n)\n'
 
 
 def public_names(path: Path) -> Iterator[str]:

@@ -54,9 +54,11 @@ def accuracy(table: Table, name: str, column: int) -> str:
     """An accuracy in %, with a star if the time of the run was up."""
     if name not in table.rows:
         return MISSING
-    found = table.rows[name][column]
-    cut = found is not None and found.seconds >= table.study.schedule['seconds']
-    return percent(table.accuracy(name, column)) + STAR * cut
+    text = percent(table.accuracy(name, column))
+    cell = table.rows[name][column]
+    if cell is not None and cell.seconds >= table.study.schedule['seconds']:
+        text += STAR
+    return text
 
 
 def with_ends(table: Table, name: str, column: int) -> str:
@@ -71,15 +73,20 @@ def with_ends(table: Table, name: str, column: int) -> str:
 def probes_table(table: Table) -> str:
     """A row for each probe, with its task, chance and paper."""
     rows = []
-    first = {column.probe['type']: n for n, column in reversed(list(enumerate(table.columns)))}
-    for number in sorted(first.values()):
-        seen = table.columns[number].probe
+    types = set()
+    for number, column in enumerate(table.columns):
+        seen = column.probe
+        if seen['type'] in types:
+            continue
+        types.add(seen['type'])
         task = ' '.join((PROBES.get(seen['type']).__doc__ or '').split('\n\n')[0].split())
         size = ', '.join(f'{name} {value}' for name, value in seen.items() if name != 'type')
-        probe, (seeds, rates) = build_probe(seen), behind(table, number)
+        probe = build_probe(seen)
+        seeds, rates = behind(table, number)
         levels = f'{100 * probe.chance:.0f}, {100 * probe.perfect:.0f}'
-        name = table.columns[number].title
-        rows.append([name, task, size, levels, f'`{probe.knob}`', probe.paper, seeds, rates])
+        rows.append(
+            [column.title, task, size, levels, f'`{probe.knob}`', probe.paper, seeds, rates]
+        )
     header = ['probe', 'task', 'here', 'chance, perfect, %', 'option', 'paper', 'seeds', 'rates']
     return markdown_table(header, rows)
 
@@ -89,10 +96,10 @@ def largest_table(table: Table) -> str:
     rows = []
     for kind, unit in (('recall', 'pairs'), ('one_of_many', 'candidates')):
         reached = largest(table, kind)
-        least, *_ = (column.probe[unit] for column in table.columns if column.probe['type'] == kind)
+        sizes = [column.probe[unit] for column in table.columns if column.probe['type'] == kind]
         for value in sorted({value or 0 for value in reached.values()}, reverse=True):
             names = [name for name in reached if (reached[name] or 0) == value]
-            size = f'{value} {unit}' if value else f'fewer than {least} {unit}'
+            size = f'{value} {unit}' if value else f'fewer than {sizes[0]} {unit}'
             rows.append([f'{kind.replace("_", " ")}, {size}', '; '.join(names)])
     return markdown_table(['largest task', 'attentions'], rows)
 
@@ -115,13 +122,14 @@ def columns_table(table: Table, title: str, columns: List[str], scale: str = '')
 
 def landmarks_table(found: Dict[str, Table]) -> str:
     """Recall by the number of landmarks: in the picture's runs, and in two longer schedules."""
-    longer = (found['landmarks_56'], found['options'], found['recall'])
     rows = []
     for name, cfg in found['landmarks'].study.attentions.items():
         if name.startswith(('Laplacian, 49, ', 'Skyformer')) or ', all tokens, ' in name:
             continue
-        middle, *longest = (last_recall(table, cfg) for table in longer)
-        last = next((cell for cell in longest if cell != MISSING), MISSING)
+        middle = last_recall(found['landmarks_56'], cfg)
+        last = last_recall(found['options'], cfg)
+        if last == MISSING:
+            last = last_recall(found['recall'], cfg)
         rows.append([name, accuracy(found['landmarks'], name, 0), middle, last])
     header = ['LaplacianAttention with', '16 pairs', '56 pairs, 800 steps', '56 pairs, 1,500 steps']
     return markdown(header, rows)
@@ -130,12 +138,10 @@ def landmarks_table(found: Dict[str, Table]) -> str:
 def last_recall(table: Table, attn_cfg: dict) -> str:
     """Recall in % in the last column of a table, by the config of the attention."""
     default = dict(num_landmarks=49)
-    names = (
-        name
-        for name, cfg in table.study.attentions.items()
-        if {**default, **cfg} == {**default, **attn_cfg}
-    )
-    return accuracy(table, next(names, ''), len(table.columns) - 1)
+    for name, cfg in table.study.attentions.items():
+        if {**default, **cfg} == {**default, **attn_cfg}:
+            return accuracy(table, name, len(table.columns) - 1)
+    return MISSING
 
 
 def options_table(table: Table) -> str:
@@ -149,30 +155,29 @@ def missing_table() -> str:
     rows = []
     for kernel, symbol, bandwidths in (('laplacian', 'λ', (0.5, 4, 32)), ('gaussian', 'σ', (2, 4))):
         for bandwidth in bandwidths:
-            cells = [
-                percent(missing_share(kernel, bandwidth, landmarks, deviation))
-                for landmarks in (49, 256)
-                for deviation in (0.3, 1.0)
-            ]
-            rows.append([f'{kernel.capitalize()}, {symbol} = {bandwidth:g}', *cells])
+            row = [f'{kernel.capitalize()}, {symbol} = {bandwidth:g}']
+            for landmarks in (49, 256):
+                for deviation in (0.3, 1.0):
+                    row.append(percent(missing_share(kernel, bandwidth, landmarks, deviation)))
+            rows.append(row)
     header = [
         '% missing',
-        *(
-            f'{what}, deviation {deviation}'
-            for what in ('49 means', 'all tokens')
-            for deviation in (0.3, 1)
-        ),
+        '49 means, deviation 0.3',
+        '49 means, deviation 1',
+        'all tokens, deviation 0.3',
+        'all tokens, deviation 1',
     ]
     return markdown(header, rows)
 
 
 def missing_share(kernel: str, bandwidth: float, landmarks: int, deviation: float) -> float:
     """The share of a kernel's variation over queries that is lost by landmarks of random keys."""
-    kernel_fn, draw = KERNELS[kernel][0], torch.Generator().manual_seed(0)
+    kernel_fn, _ = KERNELS[kernel]
+    draw = torch.Generator().manual_seed(0)
     q, k = deviation * torch.randn(2, 8, 1, 8 * 16, 16, generator=draw)  # (B, heads, N, d) each
     means = Landmarks(landmarks)(k, (8, 16))
     inverse = cholesky_inverse(kernel_fn(means, means, bandwidth), ridge=1e-2)
     exact = kernel_fn(q, k, bandwidth)
-    found = kernel_fn(q, means, bandwidth) @ inverse @ kernel_fn(means, k, bandwidth)
+    approximation = kernel_fn(q, means, bandwidth) @ inverse @ kernel_fn(means, k, bandwidth)
     varying = exact - exact.mean(-2, keepdim=True)  # whitening takes the means of columns off
-    return float((found - exact).norm() / varying.norm())
+    return float((approximation - exact).norm() / varying.norm())

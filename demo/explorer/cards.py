@@ -77,15 +77,12 @@ def links(view: View) -> str:
 
 def cards(image: Image.Image, panels: List[Panel], view: View, shape: Tuple[int, int]) -> str:
     """The image and the panels side by side."""
-    tokens = ', '.join(
-        sorted(
-            {
-                f'{panel.weights.shape[0]} × {panel.weights.shape[1]}'
-                for panel in panels
-                if panel.weights is not None
-            }
-        )
-    )
+    sizes = set()
+    for panel in panels:
+        if panel.weights is not None:
+            height, width = panel.weights.shape
+            sizes.add(f'{height} × {width}')
+    tokens = ', '.join(sorted(sizes))
     photo = img(photograph(image, view, shape), 'the image, with a cross on the query', view)
     first = (
         f'<figure><div class="head"><b>Image and query</b>'
@@ -121,25 +118,27 @@ def card(
     )
     if panel.weights is None:
         return f'<figure>{head}<div class="none">{escape(panel.message)}</div></figure>'
-    found = panel.statistics
+    statistics = panel.statistics
     picture = img(panel_picture(image, panel, limits, view, shape), f'row of {panel.title}', view)
     bar = ''.join(
-        f'<div style="width:{100 * getattr(found, band):.1f}%;background:{colour}"></div>'
+        f'<div style="width:{100 * getattr(statistics, band):.1f}%;background:{colour}"></div>'
         for band, colour in BANDS.items()
     )
     shares = ''.join(
         f'<span><span class="key" style="background:{colour}"></span>{band} '
-        f'{getattr(found, band):.0%}</span>'
+        f'{getattr(statistics, band):.0%}</span>'
         for band, colour in BANDS.items()
     )
     low, high = np.nanmin(panel.weights), np.nanmax(panel.weights)
-    negative = f'<span>{found.negative:.0%} negative</span>' if found.negative >= 0.005 else ''
+    negative = (
+        f'<span>{statistics.negative:.0%} negative</span>' if statistics.negative >= 0.005 else ''
+    )
     return (
         f'<figure class="row">{head}{picture}'
         f'<div class="numbers"><span>weights {low:.2g} to {high:.2g}</span>{negative}</div>'
         f'<div class="bar" title="share of weight over distance">{bar}</div>'
         f'<div class="numbers">{shares}</div>'
         f'<div class="bar" title="entropy of the row; 1 is uniform">'
-        f'<div class="entropy" style="width:{100 * found.entropy:.1f}%"></div></div>'
-        f'<div class="numbers"><span>entropy {found.entropy:.2f}</span></div></figure>'
+        f'<div class="entropy" style="width:{100 * statistics.entropy:.1f}%"></div></div>'
+        f'<div class="numbers"><span>entropy {statistics.entropy:.2f}</span></div></figure>'
     )

@@ -80,27 +80,27 @@ def quick_start(folder: Path) -> Dict[str, Source]:
 
 
 def compared(folder: Path) -> Dict[str, Source]:
-    """What tools/analysis_tools/compare_attentions.py trained, by its settings.
+    """What python -m mmlaplace compare trainings trained, by its settings.
 
     A result that cannot be read, such as one that is half copied, is left out with a warning.
     """
-    found = {}
+    sources = {}
     for written in sorted(folder.glob('*/*/*/result.json')):
         try:
-            found.update(_compared(written))
+            sources.update(_compared(written))
         except (OSError, ValueError, LookupError, TypeError) as error:
             warnings.warn(
                 f'{written} is not a complete result of a comparison and is left out '
                 f'({type(error).__name__}: {error}); wait until it is written, or copy it again',
                 stacklevel=2,
             )
-    return found
+    return sources
 
 
 def _compared(written: Path) -> Dict[str, Source]:
     """A run of a comparison by its settings, or nothing where its model is not there."""
     settings = json.loads(written.read_bytes())['settings']
-    name, host, study = (settings[key] for key in ('attention', 'host', 'study'))
+    name, host, study = settings['attention'], settings['host'], settings['study']
     phase = settings['phases'][-1]
     checkpoint = written.parent / phase['data'] / f'epoch_{phase["epochs"]}.pth'
     if host not in HOSTS or study not in STUDIES or not checkpoint.is_file():

@@ -59,7 +59,9 @@ INTO_ADDRESS = """(address) => {
 
 def numbered(count: int, chosen: int, first: Sequence[tuple] = ()) -> list:
     """Choices from 0 on, and the one that an address names, however large."""
-    numbers = [*range(count), *([chosen] if chosen >= count else [])]
+    numbers = list(range(count))
+    if chosen >= count:
+        numbers.append(chosen)
     return [*first, *((str(number), number) for number in numbers)]
 
 
@@ -72,7 +74,8 @@ class Page:
     """
 
     def __init__(self, explorer: Explorer, default: View) -> None:
-        self.explorer, self.default = explorer, default
+        self.explorer = explorer
+        self.default = default
         with gr.Blocks(
             title='Attention explorer', analytics_enabled=False, fill_width=True
         ) as self.blocks:
@@ -91,7 +94,7 @@ class Page:
         self.address = gr.Textbox(visible='hidden', elem_id='view')
 
     def _lay_out_controls(self) -> None:
-        # What the models have is told when the page is opened, so that the server starts sooner.
+        # The page asks the models for their blocks when it is opened, so the server starts sooner.
         default = self.default
         offered = Offered()
         many = dict(multiselect=True, filterable=True)
@@ -203,9 +206,10 @@ class Page:
             ),
         ]
         for control in self.controls:
-            # A number is complete when its field is left.
-            changes = [control.submit, control.blur] if control in (self.x, self.y) else None
-            for change in changes or [control.input]:
+            changes = [control.input]
+            if control in (self.x, self.y):  # a number is complete when its field is left
+                changes = [control.submit, control.blur]
+            for change in changes:
                 events.append(
                     change(self.changed, self.controls, trigger_mode='always_last', **quietly)
                 )
@@ -269,11 +273,14 @@ class Page:
     def shown(self, view: View) -> List:
         """A view, or a message that says why there is none."""
         explorer = self.explorer
-        images, trained = explorer.images.choices(), list(explorer.models.sources)
-        offered, panels = explorer.offered(view), []
+        images = explorer.images.choices()
+        trained = list(explorer.models.sources)
+        offered = explorer.offered(view)
+        panels = []
         said, drawn, saved = '', '', ''
         try:
-            panels, image = explorer.panels(view), explorer.images.get(view.image)
+            panels = explorer.panels(view)
+            image = explorer.images.get(view.image)
             drawn = cards(image, panels, view, fitted(image, view.size))
             saved = links(view)
         except ValueError as error:
@@ -305,7 +312,8 @@ class Page:
 
 def server(explorer: Explorer, default: View) -> FastAPI:
     """The page at ``/``, and pictures of views at ``/rows.png?…`` and ``/rows.svg?…``."""
-    app, drawing = FastAPI(docs_url=None, redoc_url=None, openapi_url=None), Lock()
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    drawing = Lock()
 
     @app.get('/rows.{format}')
     def rows(format: str, request: Request) -> Response:
@@ -313,7 +321,8 @@ def server(explorer: Explorer, default: View) -> FastAPI:
             return PlainTextResponse(f'rows.{format}: choose rows.png or rows.svg', 404)
         try:
             view = View.from_address(request.url.query, default)
-            panels, image = explorer.panels(view), explorer.images.get(view.image)
+            panels = explorer.panels(view)
+            image = explorer.images.get(view.image)
         except ValueError as error:
             return PlainTextResponse(str(error), 400)
         with drawing:  # matplotlib is not made for threads

@@ -37,7 +37,8 @@ def with_cross(picture: Image.Image, view: View, arm: int = 11) -> Image.Image:
     scale = SHOWN / max(picture.size)
     width, height = (round(side * scale) for side in picture.size)
     picture = picture.resize((width, height), Image.Resampling.NEAREST)
-    x, y, draw = view.x * width, view.y * height, ImageDraw.Draw(picture)
+    x, y = view.x * width, view.y * height
+    draw = ImageDraw.Draw(picture)
     for colour, line, reach in (('black', arm // 2, arm + 2), ('white', arm // 5, arm)):
         draw.line((x - reach, y, x + reach, y), colour, line)
         draw.line((x, y - reach, x, y + reach), colour, line)
@@ -121,7 +122,7 @@ def exported(
             extent=(0, width, height, 0),
             interpolation='nearest',
         )
-        axis.set_xlabel(told(panel), fontsize=7)
+        axis.set_xlabel(statistics_text(panel), fontsize=7)
         heat = heat or cm.ScalarMappable(
             colors.Normalize(*(limits if view.scale == 'shared' else (0, 1))), COLOURS
         )
@@ -154,11 +155,11 @@ def exported(
     return file.getvalue()
 
 
-def told(panel: Panel) -> str:
+def statistics_text(panel: Panel) -> str:
     """Range and statistics of a row, in two lines."""
-    found = panel.statistics
+    statistics = panel.statistics
     low, high = np.nanmin(panel.weights), np.nanmax(panel.weights)
     return (
-        f'{low:.2g} to {high:.2g}, entropy {found.entropy:.2f}\n'
-        f'near {found.near:.0%}, middle {found.middle:.0%}, far {found.far:.0%}'
+        f'{low:.2g} to {high:.2g}, entropy {statistics.entropy:.2f}\n'
+        f'near {statistics.near:.0%}, middle {statistics.middle:.0%}, far {statistics.far:.0%}'
     )

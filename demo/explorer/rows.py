@@ -88,8 +88,8 @@ def block_of(backbone: nn.Module, view: View, needs_rows: bool = True) -> Tuple[
     number = view.block % len(blocks)
     attention = inner(blocks[number])
     if attention is None:
-        having = [str(n) for n, block in enumerate(blocks) if inner(block) is not None]
-        instead = f'block {" or ".join(having)}' if having else 'another stage'
+        others = [str(n) for n, block in enumerate(blocks) if inner(block) is not None]
+        instead = f'block {" or ".join(others)}' if others else 'another stage'
         raise ValueError(f'block {number} of stage {view.stage} has no attention; choose {instead}')
     if needs_rows:
         check_rows(attention)
@@ -110,7 +110,8 @@ class Explorer:
     """
 
     def __init__(self, images: Images, models: Models) -> None:
-        self.images, self.models = images, models
+        self.images = images
+        self.models = models
         self.recorded: OrderedDict[tuple, Dict[Tuple[int, int], Mixed]] = OrderedDict()
         self.lock = Lock()  # recording replaces methods of the modules for a while
 
@@ -142,7 +143,7 @@ class Explorer:
             sources = self.models.chosen(view.trained, view.attention, view.host)
         except ValueError:
             return offered
-        matrices: Dict[str, None] = {}
+        matrices: List[str] = []
         for source in sources[:MOST_MODELS]:
             try:
                 with self.lock:
@@ -154,9 +155,13 @@ class Explorer:
             heads = 1 if attention is None else attention.num_heads
             mixes = attention is not None and attention.mixes_tokens
             if mixes and len(matrices_of(attention)) > 1:
-                matrices.update(dict.fromkeys(matrices_of(attention)))
-            here = (len(stages), len(blocks), heads)
-            offered = Offered(*map(max, zip(offered[:3], here)), tuple(matrices))
+                matrices += [name for name in matrices_of(attention) if name not in matrices]
+            offered = Offered(
+                stages=max(offered.stages, len(stages)),
+                blocks=max(offered.blocks, len(blocks)),
+                heads=max(offered.heads, heads),
+                matrices=tuple(matrices),
+            )
         return offered
 
     def _panels_of(self, source: Source, view: View, image, shape: Tuple[int, int]) -> List[Panel]:
@@ -167,14 +172,14 @@ class Explorer:
         except ValueError as error:
             return [panel._replace(message=str(error))]
         mixed = self._mixed(source, backbone, view, image, shape)[view.stage, number]
-        named = matrices_of(inner(block))
-        drawn = [name for name in named if name in view.matrix] or list(named)[:1]
+        matrices = matrices_of(inner(block))
+        drawn = [name for name in matrices if name in view.matrix] or list(matrices)[:1]
         height, width = mixed.map_shape
         place = (int(view.y * height), int(view.x * width))
         panels = []
         for name in drawn:
             with torch.no_grad():
-                weights = attention_map(mixed, place, view.head, **named[name])
+                weights = attention_map(mixed, place, view.head, **matrices[name])
             panels.append(
                 panel._replace(
                     matrix=name,
@@ -192,8 +197,10 @@ class Explorer:
         key = (repr(source), view.image, shape)
         if key not in self.recorded:
             pixels = normalized(image, shape, source.preprocessor)
-            found = mixed_by(backbone, BaseAttention, pixels)
-            self.recorded[key] = {(mixed.stage, mixed.block): mixed for mixed in found}
+            self.recorded[key] = {
+                (mixed.stage, mixed.block): mixed
+                for mixed in mixed_by(backbone, BaseAttention, pixels)
+            }
         self.recorded.move_to_end(key)
         while len(self.recorded) > MOST_RECORDED:
             self.recorded.popitem(last=False)
@@ -202,16 +209,17 @@ class Explorer:
 
 def colour_limits(panels: List[Panel], scale: str) -> List[Tuple[float, float]]:
     """Lowest and highest weight of each panel, or of all of them for the shared scale."""
-    own = [
-        (0.0, 1.0)
-        if panel.weights is None
-        else (float(np.nanmin(panel.weights)), float(np.nanmax(panel.weights)))
-        for panel in panels
-    ]
-    drawn = [limits for panel, limits in zip(panels, own) if panel.weights is not None]
-    if scale == 'own' or not drawn:
+    own = []
+    lows, highs = [], []
+    for panel in panels:
+        low, high = 0.0, 1.0
+        if panel.weights is not None:
+            low, high = float(np.nanmin(panel.weights)), float(np.nanmax(panel.weights))
+            lows.append(low)
+            highs.append(high)
+        own.append((low, high))
+    if scale == 'own' or not lows:
         return own
-    lows, highs = zip(*drawn)
     return [(min(lows), max(highs))] * len(panels)
 
 
@@ -225,9 +233,13 @@ def default_view(explorer: Explorer, given: Sequence[str] = ()) -> View:
     """
     if given:
         return replace(View(), trained=tuple(given))
-    attentions = ('LaplacianAttention', 'SoftmaxAttention', 'PolaAttention')
     names = list(explorer.models.sources)
-    first = [next((n for n in names if n.startswith(f'{a} on ')), None) for a in attentions]
     trained = [QUICK_START] if QUICK_START in names else []
-    missing = tuple(a for a, found in zip(attentions, first) if found is None)
-    return replace(View(), trained=(*trained, *filter(None, first)), attention=missing)
+    untrained = []
+    for attention in ('LaplacianAttention', 'SoftmaxAttention', 'PolaAttention'):
+        of_attention = [name for name in names if name.startswith(f'{attention} on ')]
+        if of_attention:
+            trained.append(of_attention[0])
+        else:
+            untrained.append(attention)
+    return replace(View(), trained=tuple(trained), attention=tuple(untrained))

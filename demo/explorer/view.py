@@ -39,7 +39,8 @@ class View:
 
     def __post_init__(self) -> None:
         for name in ('x', 'y'):
-            value, side = getattr(self, name), 'width' if name == 'x' else 'height'
+            value = getattr(self, name)
+            side = 'width' if name == 'x' else 'height'
             if not 0 <= value < 1:
                 raise ValueError(
                     f'the query {name}={value:g} is outside of the image; click on the image, or '
@@ -80,7 +81,8 @@ class View:
                 values[field.name] = () if emptied else before
             elif isinstance(before, tuple):
                 # Each once: of lists as long as an address may be, there are millions of pairs.
-                values[field.name] = tuple(dict.fromkeys(filter(None, given[field.name])))
+                names = [name for name in given[field.name] if name]
+                values[field.name] = tuple(dict.fromkeys(names))
             else:
                 text = given[field.name][-1]
                 try:

@@ -103,7 +103,7 @@ def nystrom_row(mixed: Mixed, query: int, head: int, window: int = 0) -> Tensor:
 
 
 def cells_of_keys(mixed: Mixed) -> List[Tensor]:
-    """For each row, and for each column, of the tokens that of their cell.
+    """For each row of tokens the row of its cell, and the same for the columns.
 
     A cell has the tokens of a key. Where there are fewer tokens than keys, as after pooling of a
     small map, it has one token, and several keys.
@@ -118,16 +118,17 @@ def cells_of_keys(mixed: Mixed) -> List[Tensor]:
 
 def on_tokens(mixed: Mixed, row: Tensor) -> Tensor:
     """A row of weights on the map of tokens, where each key fills its cell. Keys of one add up."""
-    found = row.view(mixed.attention.kv_shape(mixed.hw_shape))
+    weights = row.view(mixed.attention.kv_shape(mixed.hw_shape))
     for axis, (cells, side) in enumerate(zip(cells_of_keys(mixed), mixed.hw_shape)):
-        keys = found.shape[axis]
+        keys = weights.shape[axis]
         if keys > side:
-            shape = [side if axis == n else size for n, size in enumerate(found.shape)]
-            places_of = torch.arange(keys) * side // keys
-            found = found.new_zeros(shape).index_add(axis, places_of, found)
+            shape = list(weights.shape)
+            shape[axis] = side
+            token_of_key = torch.arange(keys) * side // keys
+            weights = weights.new_zeros(shape).index_add(axis, token_of_key, weights)
         else:
-            found = found.index_select(axis, cells)
-    return found
+            weights = weights.index_select(axis, cells)
+    return weights
 
 
 def tokens_beside(mixed: Mixed, place: Tuple[int, int]) -> Tuple[Tensor, int]:
@@ -174,10 +175,11 @@ def attention_map(
         row = nystrom_row(mixed, query, head, window)
     else:
         row = attention_row(mixed, prefix + query, head, channel, window)[prefix:]
-    weights, there = on_tokens(mixed, row).flatten(), tokens >= 0
-    found = weights.new_full((math.prod(mixed.map_shape),), math.nan)
-    found[tokens[there]] = weights[there]
-    return found.view(mixed.map_shape)
+    weights = on_tokens(mixed, row).flatten()
+    real = tokens >= 0  # without the padding of the window
+    drawn = weights.new_full((math.prod(mixed.map_shape),), math.nan)
+    drawn[tokens[real]] = weights[real]
+    return drawn.view(mixed.map_shape)
 
 
 def matrices_of(attention: BaseAttention) -> Dict[str, dict]:
@@ -197,15 +199,20 @@ def row_statistics(mixed: Mixed, weights: Tensor, place: Tuple[int, int]) -> Row
     tokens = windows[window]
     down, across = cells_of_keys(mixed)
     cells = (down[:, None] * (int(across.max()) + 1) + across).flatten()
-    tokens, cells = tokens[tokens >= 0], cells[tokens >= 0]
-    _, cells = cells.unique(return_inverse=True)
+    real = tokens >= 0  # without the padding of the window
+    tokens = tokens[real]
+    _, cells = cells[real].unique(return_inverse=True)
     # A cell of several tokens counts once, at its centre.
     scale = torch.tensor(mixed.map_shape).double() / max(mixed.map_shape)
-    seen = torch.cat([weights.double().view(-1, 1), places(mixed.map_shape) * scale], 1)
+    weights_and_places = torch.cat(
+        [weights.double().view(-1, 1), places(mixed.map_shape) * scale], dim=1
+    )
     sums = torch.zeros(int(cells.max()) + 1, 3, dtype=torch.double)
-    means = sums.index_add(0, cells, seen[tokens]) / cells.bincount()[:, None]
-    query = seen[place[0] * mixed.map_shape[1] + place[1], 1:]
-    row, distance = means[:, 0], (means[:, 1:] - query).norm(dim=-1)
+    sums = sums.index_add(0, cells, weights_and_places[tokens])
+    means = sums / cells.bincount()[:, None]
+    query = weights_and_places[place[0] * mixed.map_shape[1] + place[1], 1:]
+    row = means[:, 0]
+    distance = (means[:, 1:] - query).norm(dim=-1)
     total = row.abs().sum()
     # A query that no key answers has a row of zeros, without shares. It counts as uniform.
     shares = row.abs() / total if total > 0 else torch.full_like(row, 1 / len(row))

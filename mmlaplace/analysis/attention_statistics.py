@@ -80,7 +80,7 @@ def statistics_of(
     apart = torch.stack([torch.cdist(one, one, p=1).mean() / 2 for one in shares])
     queries = matrix.shape[-2]
     apart *= queries / max(1, queries - 1)  # without the pairs of a row with itself
-    found = dict(
+    figures = dict(
         row_sum=sums,
         row_sum_deviation=sums.std(-1, unbiased=False),
         negative=(shares * (matrix < 0)).sum(-1),
@@ -92,7 +92,7 @@ def statistics_of(
         middle=(shares * ((distance > NEAR) & (distance <= FAR))).sum(-1),
         far=(shares * (distance > FAR)).sum(-1),
     )
-    return Statistics(**{name: values.mean().item() for name, values in found.items()})
+    return Statistics(**{name: values.mean().item() for name, values in figures.items()})
 
 
 def channels_of(attention: nn.Module) -> Sequence[int]:
@@ -117,7 +117,7 @@ def statistics_by_stage(backbone: nn.Module, images: List[Tensor]) -> List[Dict[
         Stages with a single token, with a class token or without a matrix of tokens by tokens are
         left out.
     """
-    by_stage: Dict[int, list] = {}
+    by_stage: Dict[int, List[Statistics]] = {}
     tokens = {}
     for image in images:
         for mixed in mixed_by(backbone, BaseAttention, image):
@@ -127,20 +127,16 @@ def statistics_by_stage(backbone: nn.Module, images: List[Tensor]) -> List[Dict[
                 continue
             shapes = mixed.hw_shape, attention.kv_shape(mixed.hw_shape)
             matrices = [attention_matrix(mixed, channel) for channel in channels_of(attention)]
-            found = statistics_of(torch.stack(matrices), *shapes, max(mixed.map_shape))
-            by_stage.setdefault(mixed.stage, []).append(found)
+            statistics = statistics_of(torch.stack(matrices), *shapes, max(mixed.map_shape))
+            by_stage.setdefault(mixed.stage, []).append(statistics)
             tokens[mixed.stage] = math.prod(mixed.map_shape)
-    return [
-        dict(
-            stage=stage + 1,
-            tokens=tokens[stage],
-            **{
-                name: sum(values) / len(values)
-                for name, values in zip(Statistics._fields, zip(*by_stage[stage]))
-            },
-        )
-        for stage in sorted(by_stage)
-    ]
+    rows = []
+    for stage, of_blocks in sorted(by_stage.items()):
+        row: Dict[str, float] = dict(stage=stage + 1, tokens=tokens[stage])
+        for name in Statistics._fields:
+            row[name] = sum(getattr(one, name) for one in of_blocks) / len(of_blocks)
+        rows.append(row)
+    return rows
 
 
 def term_sizes(backbone: nn.Module, images: List[Tensor]) -> List[Dict[str, Any]]:
@@ -157,19 +153,20 @@ def term_sizes(backbone: nn.Module, images: List[Tensor]) -> List[Dict[str, Any]
     """
     sizes: Dict[str, Dict[str, List[float]]] = {}
 
-    def see(name, attention, step, arguments, made):
+    def note(name: str, term: str, value: Tensor) -> None:
+        sizes.setdefault(name, {}).setdefault(term, []).append(root_mean_square(value))
+
+    def see(name, attention, step, arguments, output):
         if step == 'mix':
-            found = dict(mixed=made, values=arguments[2])
-        else:
-            found = {} if made is None else dict(local=made)
-        for part, value in found.items():
-            of_part = sizes.setdefault(name, {}).setdefault(part, [])
-            of_part.append(root_mean_square(value))
+            note(name, 'mixed', output)
+            note(name, 'values', arguments[2])
+        elif output is not None:
+            note(name, 'local', output)
 
     with steps_watched(backbone, QKVAttention, ('mix', 'local_branch'), see), torch.no_grad():
         for image in images:
             backbone(image)
     return [
-        dict(attention=name, **{part: sum(v) / len(v) for part, v in parts.items()})
-        for name, parts in sizes.items()
+        dict(attention=name, **{term: sum(v) / len(v) for term, v in terms.items()})
+        for name, terms in sizes.items()
     ]

@@ -6,7 +6,7 @@ only. Therefore their MACs are counted apart from those of the attention kernels
 """
 
 import math
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 import torch
 import torch.nn as nn
@@ -78,8 +78,8 @@ def _landmark_macs(
 ) -> int:
     if ratio is not None:
         rows, columns = ceil_div(height, ratio), ceil_div(width, ratio)
-    marks = (rows or 0) * (columns or 0)
-    landmarks, matrix = (*q[:2], marks, q[-1]), (*q[:2], marks, marks)
+    count = (rows or 0) * (columns or 0)
+    landmarks, matrix = (*q[:2], count, q[-1]), (*q[:2], count, count)
     macs = distance_macs(landmarks, landmarks) + inverse_macs(matrix)
     attention = (matrix, q[:2], rotary, kernel, bandwidth, whitening_eps)
     return macs + nystrom_macs(q, k, v, landmarks, *attention)
@@ -96,6 +96,60 @@ def _fourier_macs(maps: Sequence[int], dim: Sequence[int]) -> int:
     return round(1.25 * product(maps) * math.log2(product([maps[axis] for axis in dim])))
 
 
+# FLOPs by the arguments of an op, in which tensors are given by their shapes.
+
+
+def _cdist_flops(x1, x2, *_, **__):
+    return 2 * distance_macs(x1, x2)
+
+
+def _cholesky_flops(mat, *_, **__):
+    return 2 * _cholesky_macs(mat)
+
+
+def _triangular_flops(mat, *_, **__):
+    return 2 * _triangular_macs(mat)
+
+
+def _real_fourier_flops(maps, dim, *_, **__):
+    return 2 * _fourier_macs(maps, dim)
+
+
+def _inverse_fourier_flops(waves, dim, *_, out_shape, **__):
+    return 2 * _fourier_macs(out_shape, dim)
+
+
+def _attention_flops(query, key, value, *_, **__):
+    return 2 * _attention_macs(query, key, value)
+
+
+def _matmul_flops(x, y, *_, out_shape, **__):
+    return 2 * product(out_shape) * x[-1]
+
+
+def _flops_of(macs: Callable[..., int]) -> Callable[..., int]:
+    """FLOPs of one of our ops by its MACs. The counter also gives its results, by their names."""
+
+    def flops(*arguments, **_):
+        return 2 * macs(*arguments)
+
+    return flops
+
+
+# Those of the ops that FlopCounterMode does not know.
+FLOP_FORMULAS = {
+    aten._cdist_forward: _cdist_flops,
+    aten.linalg_cholesky_ex: _cholesky_flops,
+    aten.linalg_solve_triangular: _triangular_flops,
+    aten._fft_r2c: _real_fourier_flops,
+    aten._fft_c2r: _inverse_fourier_flops,
+}
+if hasattr(aten, '_scaled_dot_product_flash_attention_for_cpu'):  # torch >= 2.2
+    FLOP_FORMULAS[aten._scaled_dot_product_flash_attention_for_cpu] = _attention_flops
+else:  # whose counter does not look into cdist and matmul, as newer ones do
+    FLOP_FORMULAS[aten.cdist] = _cdist_flops
+    FLOP_FORMULAS[aten.matmul] = _matmul_flops
+
 # MACs of our ops by their names: of the public ones, and of those that parts of attentions are.
 MACS: Dict[str, Callable[..., int]] = {
     **{name: op.macs for name, op in OPS.items() if op.macs is not None},
@@ -103,30 +157,11 @@ MACS: Dict[str, Callable[..., int]] = {
     '_newton_start_scale': _start_scale_macs,
     '_pola_streams': _streams_macs,
 }
-# FLOPs of the ops that FlopCounterMode does not know.
-FLOP_FORMULAS = {
-    aten._cdist_forward: lambda x, y, *_, **__: 2 * distance_macs(x, y),
-    aten.linalg_cholesky_ex: lambda mat, *_, **__: 2 * _cholesky_macs(mat),
-    aten.linalg_solve_triangular: lambda mat, *_, **__: 2 * _triangular_macs(mat),
-    aten._fft_r2c: lambda maps, dim, *_, **__: 2 * _fourier_macs(maps, dim),
-    aten._fft_c2r: lambda waves, dim, *_, out_shape, **__: 2 * _fourier_macs(out_shape, dim),
-}
-if hasattr(aten, '_scaled_dot_product_flash_attention_for_cpu'):  # torch >= 2.2
-    FLOP_FORMULAS[aten._scaled_dot_product_flash_attention_for_cpu] = (
-        lambda query, key, value, *_, **__: 2 * _attention_macs(query, key, value)
-    )
-else:  # whose counter does not look into cdist and matmul, as newer ones do
-    FLOP_FORMULAS[aten.cdist] = FLOP_FORMULAS[aten._cdist_forward]
-    FLOP_FORMULAS[aten.matmul] = lambda x, y, *_, out_shape, **__: 2 * product(out_shape) * x[-1]
-
-
-def _flops_of(macs: Callable[..., int]) -> Callable[..., int]:
-    """The FLOPs of one of our ops. FlopCounterMode also gives its results, by their names."""
-    return lambda *arguments, **_: 2 * macs(*arguments)
-
-
-for _name in MACS.keys() & _native.AVAILABLE.keys():
-    FLOP_FORMULAS[getattr(torch.ops.mmlaplace, _name)] = _flops_of(MACS[_name])
+FLOP_FORMULAS.update(
+    (getattr(torch.ops.mmlaplace, name), _flops_of(macs))
+    for name, macs in MACS.items()
+    if name in _native.AVAILABLE
+)
 
 
 def count_complexity(
@@ -171,36 +206,35 @@ def mmengine_flop_handles() -> dict:
     ``FlopAnalyzer(model, inputs).set_op_handle(**mmengine_flop_handles())``.
     """
 
-    def shapes(values: list) -> list:
-        return [value.type().sizes() for value in values if value.type().kind() == 'TensorType']
-
-    def numbers(value: Any) -> list:
-        return [number.toIValue() for number in value.node().inputs()]
-
     def argument(value: Any) -> Any:
         """The shape of a tensor, or another value."""
         is_tensor = value.type().kind() == 'TensorType'
         return value.type().sizes() if is_tensor else value.toIValue()
 
-    def handle(macs: Callable[..., int]) -> Callable[[list, list], int]:
-        return lambda inputs, outputs: macs(*map(argument, inputs))
+    def handle(macs: Callable[..., int], count: Optional[int] = None) -> Callable:
+        """MACs by the arguments of an op, or by the first of them."""
+        return lambda inputs, outputs: macs(*map(argument, inputs[:count]))
+
+    def axes(inputs: list) -> List[int]:
+        return [axis.toIValue() for axis in inputs[2].node().inputs()]
+
+    def matmul(inputs: list, outputs: list) -> int:
+        # mmengine counts no matrices of the second factor that the first has not.
+        return product(outputs[0].type().sizes()) * inputs[0].type().sizes()[-1]
+
+    def real_fourier(inputs: list, outputs: list) -> int:
+        return _fourier_macs(inputs[0].type().sizes(), axes(inputs))
+
+    def inverse_fourier(inputs: list, outputs: list) -> int:
+        return _fourier_macs(outputs[0].type().sizes(), axes(inputs))
 
     return {
-        # mmengine counts no matrices of the second factor that the first has not.
-        'aten::matmul': lambda inputs, outputs: product(shapes(outputs)[0]) * shapes(inputs)[0][-1],
-        'aten::cdist': lambda inputs, outputs: distance_macs(*shapes(inputs)[:2]),
+        'aten::matmul': matmul,
+        'aten::cdist': handle(distance_macs, 2),
         **{f'mmlaplace::{name}': handle(macs) for name, macs in MACS.items()},
-        'aten::linalg_cholesky_ex': lambda inputs, outputs: _cholesky_macs(shapes(inputs)[0]),
-        'aten::linalg_solve_triangular': lambda inputs, outputs: _triangular_macs(
-            shapes(inputs)[0]
-        ),
-        'aten::fft_rfft2': lambda inputs, outputs: _fourier_macs(
-            shapes(inputs)[0], numbers(inputs[2])
-        ),
-        'aten::fft_irfft2': lambda inputs, outputs: _fourier_macs(
-            shapes(outputs)[0], numbers(inputs[2])
-        ),
-        'aten::scaled_dot_product_attention': lambda inputs, outputs: _attention_macs(
-            *shapes(inputs)[:3]
-        ),
+        'aten::linalg_cholesky_ex': handle(_cholesky_macs, 1),
+        'aten::linalg_solve_triangular': handle(_triangular_macs, 1),
+        'aten::fft_rfft2': real_fourier,
+        'aten::fft_irfft2': inverse_fourier,
+        'aten::scaled_dot_product_attention': handle(_attention_macs, 3),
     }

@@ -55,11 +55,11 @@ def model_job(
     return forward_backward if train else forward
 
 
-def tensors_of(made: Any) -> Tuple[Tensor, ...]:
+def tensors_of(output: Any) -> Tuple[Tensor, ...]:
     """All tensors of a model's output, which is a tensor, or nested lists and tuples of tensors."""
-    if isinstance(made, Tensor):
-        return (made,)
-    return tuple(tensor for part in made for tensor in tensors_of(part))
+    if isinstance(output, Tensor):
+        return (output,)
+    return tuple(tensor for part in output for tensor in tensors_of(part))
 
 
 def seconds_of(
@@ -76,7 +76,8 @@ def seconds_of(
         began = clock()
         _kept = job()  # freed only after the clock has stopped
         return clock() - began
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start = torch.cuda.Event(enable_timing=True)
+    stop = torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     start.record()
     _kept = job()
@@ -133,16 +134,18 @@ def tensor_memory(job: Callable, device: torch.device) -> Optional[int]:
     if device.type == 'cuda':
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        made = job()
-        return torch.cuda.max_memory_allocated() - before - bytes_of(made)
+        output = job()
+        return torch.cuda.max_memory_allocated() - before - bytes_of(output)
+    if not torch.cuda.is_available():  # the profiler would print an error that it finds no GPU
+        os.environ.setdefault('KINETO_LOG_LEVEL', '5')
     with torch.autograd.profiler.profile(profile_memory=True) as profiler:
-        made = job()
+        output = job()
     live, peak = 0, 0
     for event in profiler.kineto_results.events():
         if event.name() == '[memory]':
             live += event.nbytes()
             peak = max(peak, live)
-    return peak - bytes_of(made) if peak >= bytes_of(made) else None
+    return peak - bytes_of(output) if peak >= bytes_of(output) else None
 
 
 def process_memory(job: Callable) -> Optional[int]:
@@ -161,8 +164,8 @@ def process_memory(job: Callable) -> Optional[int]:
     except (OSError, AttributeError):  # not Linux
         return None
     before = status('VmRSS')
-    made = job()
-    return max(0, status('VmHWM') - before - bytes_of(made))
+    output = job()
+    return max(0, status('VmHWM') - before - bytes_of(output))
 
 
 def describe_machine(device: torch.device) -> Dict[str, str]:

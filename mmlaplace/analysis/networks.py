@@ -1,9 +1,14 @@
 """The networks of classifiers, detectors and segmentors, without the steps after the heads."""
 
+import copy
+import importlib
+from itertools import islice
 from typing import Any, Iterator, List, Tuple
 
 import torch.nn as nn
 from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+from mmengine.runner import Runner
 from torch import Tensor
 
 from ..model_zoo import build_model
@@ -47,28 +52,28 @@ class Network(nn.Module):
 
 def _segmented(model: Any, maps: Any) -> Iterator[Tensor]:
     """Outputs of the decode head, or of each in a cascade, and of auxiliary heads in training."""
-    several = isinstance(model.decode_head, nn.ModuleList)
     output = None
-    for index, head in enumerate(model.decode_head if several else [model.decode_head]):
+    for index, head in enumerate(_as_list(model.decode_head)):
         output = head(maps) if index == 0 else head(maps, output)
         yield output
     if model.training and getattr(model, 'auxiliary_head', None) is not None:
-        heads = model.auxiliary_head
-        for head in heads if isinstance(heads, nn.ModuleList) else [heads]:
+        for head in _as_list(model.auxiliary_head):
             yield head(maps)
+
+
+def _as_list(heads: Any) -> Any:
+    """The heads of a cascade, or the only one."""
+    return heads if isinstance(heads, nn.ModuleList) else [heads]
 
 
 def _regions(model: Any, maps: Any) -> Iterator[Any]:
     """Outputs of the box and mask heads of the second stage, for regions of zeros."""
     for kind, config in (('bbox', model.test_cfg.rpn), ('mask', model.test_cfg.rcnn)):
-        heads: Any = getattr(model.roi_head, f'{kind}_head', None)
-        extractors: Any = getattr(model.roi_head, f'{kind}_roi_extractor', None)
+        heads = getattr(model.roi_head, f'{kind}_head', None)
+        extractors = getattr(model.roi_head, f'{kind}_roi_extractor', None)
         if heads is None:
             continue
-        heads, extractors = (
-            each if isinstance(each, nn.ModuleList) else [each] for each in (heads, extractors)
-        )
-        for head, extractor in zip(heads, extractors):
+        for head, extractor in zip(_as_list(heads), _as_list(extractors)):
             size = extractor.roi_layers[0].output_size
             yield head(maps[0].new_zeros(config.max_per_img, extractor.out_channels, *size))
 
@@ -92,17 +97,27 @@ def image_size(cfg: Config) -> Tuple[int, int]:
     if side is None and cfg.get('default_scope') == 'mmdet':
         return COCO_SIZE
     if side is None:
+        side = 224
         dataset = (cfg.get('test_dataloader') or {}).get('dataset') or {}
-        pipeline = dataset.get('pipeline', [])
-        side = next(
-            (
-                step[key]
-                for step in reversed(pipeline)
-                for key in ('crop_size', 'scale')
-                if key in step
-            ),
-            224,
-        )
+        for step in dataset.get('pipeline', []):
+            side = step.get('crop_size', step.get('scale', side))
         if not isinstance(side, int):
             side = tuple(side)[::-1]  # the transforms have width and height
     return (side, side) if isinstance(side, int) else tuple(side)
+
+
+def sizes_of_images(cfg: Config, count: int) -> List[Tuple[int, int]]:
+    """Heights and widths of the first validation images, as a model gets them: padded.
+
+    Args:
+        cfg: The config, whose data must be there.
+        count: Number of images. There may be fewer.
+    """
+    loader = copy.deepcopy(cfg.val_dataloader)
+    loader.update(batch_size=1, num_workers=0, persistent_workers=False)
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        importlib.import_module(f'{cfg.default_scope}.utils').register_all_modules(False)
+        preprocessor = MODELS.build(cfg.model.get('data_preprocessor') or cfg.data_preprocessor)
+        batches = Runner.build_dataloader(loader)
+        shapes = [preprocessor(batch)['inputs'].shape for batch in islice(batches, count)]
+    return [(shape[-2], shape[-1]) for shape in shapes]

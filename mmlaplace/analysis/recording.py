@@ -6,6 +6,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Callable,
+    Dict,
     Iterator,
     List,
     Mapping,
@@ -135,37 +136,32 @@ def mixed_by(backbone: Any, kind: Type[nn.Module], image: Tensor) -> Iterator[Mi
     Yields:
         A :class:`Mixed` for each attention, in the order of the forward pass.
     """
-    found, place, around = [], (), ()
+    records: List[Mixed] = []
+    running: Dict[str, Any] = {}  # the block that runs
 
     def enter(stage, number, block, inputs):
-        nonlocal place, around
-        place, around = (stage, number), (inputs[1], block.attn)
+        running.update(stage=stage, block=number, map_shape=inputs[1], outer=block.attn)
 
     def record(attention, mix, q, k, v, hw_shape, **options):
-        found.append(Mixed(*place, attention, q, k, v, hw_shape, options, *around))
+        mixed = dict(attention=attention, q=q, k=k, v=v, hw_shape=hw_shape, options=options)
+        records.append(Mixed(**mixed, **running))
         return mix(q, k, v, hw_shape, **options)
 
-    blocks = [
-        (i, j, block)
-        for i, stage in enumerate(backbone.stages)
-        for j, block in enumerate(stage['blocks'])
-    ]
-    # Blocks may share an attention, which must be replaced once.
-    watched = dict.fromkeys(
-        module
-        for _, _, block in blocks
-        for module in block.modules()
-        if isinstance(module, kind) and hasattr(module, 'mix')
-    )
-    hooks = [block.register_forward_pre_hook(partial(enter, i, j)) for i, j, block in blocks]
+    hooks = []
+    methods: Dict[nn.Module, Tuple[nn.Module, str, Callable]] = {}  # blocks may share an attention
+    for i, stage in enumerate(backbone.stages):
+        for j, block in enumerate(stage['blocks']):
+            hooks.append(block.register_forward_pre_hook(partial(enter, i, j)))
+            for module in block.modules():
+                if isinstance(module, kind) and hasattr(module, 'mix'):
+                    methods[module] = (module, 'mix', partial(record, module, module.mix))
     try:
-        methods = [(module, 'mix', partial(record, module, module.mix)) for module in watched]
-        with _replaced(methods), torch.no_grad():
+        with _replaced(list(methods.values())), torch.no_grad():
             backbone(image)
     finally:
         for hook in hooks:
             hook.remove()
-    yield from found
+    yield from records
 
 
 @contextmanager
@@ -200,7 +196,7 @@ def in_eval_mode(module: nn.Module) -> Iterator[None]:
 def steps_watched(
     module: nn.Module, kind: Type[nn.Module], steps: Tuple[str, ...], see: Callable
 ) -> Iterator[None]:
-    """A context that calls ``see(name, part, step, arguments, made)`` after some methods.
+    """A context that calls ``see(name, part, step, arguments, output)`` after some methods.
 
     Args:
         module: The model.
@@ -211,9 +207,9 @@ def steps_watched(
     """
 
     def watched(name, part, step, method, *arguments, **options):
-        made = method(*arguments, **options)
-        see(name, part, step, arguments, made)
-        return made
+        output = method(*arguments, **options)
+        see(name, part, step, arguments, output)
+        return output
 
     methods = [
         (part, step, partial(watched, name, part, step, getattr(part, step)))

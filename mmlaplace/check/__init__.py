@@ -1,4 +1,4 @@
-"""Check an installation of mmlaplace: ``python -m mmlaplace.check``."""
+"""Check an installation of mmlaplace: ``python -m mmlaplace check``."""
 
 from .finding import Finding
 from .library import library_problem, loaded_library

@@ -59,16 +59,16 @@ def check_library() -> List[Finding]:
         'cpu': f'compiled; this CPU uses the instruction set {capability}',
         'cuda': f'compiled by CUDA {info.get("cuda")} for {arches}',
     }
-    for device, found in compiled_for.items():
+    for device, text in compiled_for.items():
         lacking = [name for name in native_ops() if _native.why_not(name, device) is not None]
         title = f'{device.upper()} kernels'
         if not lacking:
-            findings.append(Finding(title, 'ok', found))
+            findings.append(Finding(title, 'ok', text))
         elif device == 'cuda' and not gpu_arches():
             findings.append(Finding(title, 'ok', 'not compiled, and there is no GPU'))
         else:
-            found = f'the library has no {", ".join(lacking)} for {device}'
-            findings.append(Finding(title, 'problem', found, build_library()))
+            text = f'the library has no {", ".join(lacking)} for {device}'
+            findings.append(Finding(title, 'problem', text, build_library()))
     return findings
 
 
@@ -100,14 +100,14 @@ def check_op(name: str, device: torch.device) -> Finding:
         forward, backward = relative_errors(name, device)
     except Exception as error:  # a broken build may raise any error, and the report quotes it
         return Finding(title, 'problem', describe(error), fix)
-    found = (
+    text = (
         f'{"native" if native else "PyTorch reference"}, relative error {forward:.0e}, '
         f'of the gradients {backward:.0e}'
     )
     if not (forward <= TOLERANCE and backward <= TOLERANCE):  # also true for NaN
-        found += f'; expected at most {TOLERANCE:.0e}'
-        return Finding(title, 'problem', found, fix)
-    return Finding(title, 'ok' if native else 'note', found)
+        text += f'; expected at most {TOLERANCE:.0e}'
+        return Finding(title, 'problem', text, fix)
+    return Finding(title, 'ok' if native else 'note', text)
 
 
 def relative_errors(name: str, device: torch.device) -> Tuple[float, float]:

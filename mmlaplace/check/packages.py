@@ -107,18 +107,19 @@ def check_mmcv_ops() -> List[Finding]:
         need_them = [t.package for t in TOOLBOXES.values() if t.needs_mmcv_ops]
         status = 'problem' if any(map(is_there, need_them)) else 'note'
         if isinstance(error, ModuleNotFoundError) and error.name == 'mmcv._ext':
-            found = (
+            text = (
                 'mmcv was built without its compiled ops: mmpretrain works, '
                 f'{" and ".join(need_them)} need them'
             )
             fix = complete_set_up() or install('mmcv')
         else:
-            found, fix = f'does not import: {describe(error)}', fix_import(error)
-        return [Finding('mmcv._ext', status, found, fix)]
+            text = f'does not import: {describe(error)}'
+            fix = fix_import(error)
+        return [Finding('mmcv._ext', status, text, fix)]
     cuda = compiled.get_compiling_cuda_version()
     if cuda == 'not available' and gpu_arches():
-        found = 'compiled for the CPU alone, and there is a GPU'
-        return [Finding('mmcv._ext', 'problem', found, install('mmcv'))]
+        text = 'compiled for the CPU alone, and there is a GPU'
+        return [Finding('mmcv._ext', 'problem', text, install('mmcv'))]
     devices = 'the CPU' if cuda == 'not available' else f'the CPU and CUDA {cuda}'
     return [Finding('mmcv._ext', 'ok', f'compiled for {devices}')]
 

@@ -5,8 +5,8 @@ the toolboxes find mmlaplace's types. The exit status is 0, or 1 if there is a p
 takes about ten seconds, most of them for importing the toolboxes.
 
 Examples:
-  python -m mmlaplace.check
-  python -m mmlaplace.check --json
+  python -m mmlaplace check
+  python -m mmlaplace check --json
 """
 
 import argparse
@@ -50,10 +50,12 @@ def run_check(title: str) -> List[Finding]:
 
 def versions() -> Dict[str, Optional[str]]:
     """Versions of Python, mmlaplace and CUDA, and of the other packages by distribution."""
-    found = dict(python=platform.python_version(), mmlaplace=__version__, cuda=torch.version.cuda)
+    versions_by_name = dict(
+        python=platform.python_version(), mmlaplace=__version__, cuda=torch.version.cuda
+    )
     for import_name in TESTED:
-        found.update(installed_distributions(import_name))
-    return found
+        versions_by_name.update(installed_distributions(import_name))
+    return versions_by_name
 
 
 def show(console: Console, report: Dict[str, List[Finding]]) -> None:
@@ -79,7 +81,7 @@ def show(console: Console, report: Dict[str, List[Finding]]) -> None:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run the checks and print the report, as ``python -m mmlaplace.check`` does.
+    """Run the checks and print the report, as ``python -m mmlaplace check`` does.
 
     Args:
         arguments: The command line, such as ``['--json']``. Default: None, that of the process.
@@ -88,14 +90,21 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         The exit status, 0, or 1 if there is a problem.
     """
     print_in_any_locale()
-    parser = argparse.ArgumentParser(
-        prog='python -m mmlaplace.check',
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument('--json', action='store_true', help='the report as JSON')
-    args = parser.parse_args(arguments)
+    parser = argparse.ArgumentParser(prog='python -m mmlaplace check')
+    add_arguments(parser)
+    return run(parser.parse_args(arguments))
 
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command, and the function that runs it."""
+    parser.description = __doc__
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument('--json', action='store_true', help='the report as JSON')
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the checks and print the report. The exit status is 1 if there is a problem."""
     start = time.perf_counter()
     report = {}
     # Packages may print during their import. Stdout is for the report alone.
@@ -121,6 +130,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     else:
         console = Console()
         show(console, report)
-        verdict = f'{problems} problem{"s" * (problems != 1)}' if problems else 'All right'
+        verdict = 'All right'
+        if problems:
+            verdict = '1 problem' if problems == 1 else f'{problems} problems'
         console.print(f'\n{verdict} (checked in {seconds:.0f} s)')
     return int(problems > 0)

@@ -8,7 +8,7 @@ import pickle
 import tarfile
 from collections import OrderedDict, defaultdict
 from os import PathLike
-from typing import Any, BinaryIO, Dict, Type, Union
+from typing import Any, BinaryIO, Dict, Tuple, Type, Union
 
 import torch
 
@@ -53,32 +53,51 @@ class _Rebuild:
 # What a pickle may name, exactly. Tensors and dicts need the first five (torch itself resolves the
 # names of storages); the rest is what mmengine's Runner and common training scripts write beside
 # them, which nobody reads here: even getattr, which mmengine's HistoryBuffer needs, does nothing.
+_BUILT_INS = (
+    'bytearray',
+    'bytes',
+    'complex',
+    'dict',
+    'float',
+    'frozenset',
+    'getattr',
+    'int',
+    'list',
+    'range',
+    'set',
+    'slice',
+    'long',  # as torch.save's protocol 2 names int
+    'xrange',  # and range
+)
+_DTYPES = tuple(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))
+_IGNORED_NAMES: Dict[str, Tuple[str, ...]] = {
+    'builtins': _BUILT_INS,
+    '__builtin__': _BUILT_INS,
+    '_codecs': ('encode',),
+    'argparse': ('Namespace',),
+    'collections': ('Counter', 'deque'),  # milestones of a MultiStepLR
+    'datetime': ('date', 'datetime', 'time', 'timedelta', 'timezone'),
+    'mmengine.config.config': ('ConfigDict',),  # in the meta data of a data set
+    'mmengine.logging.history_buffer': ('HistoryBuffer',),
+    'mmengine.optim.scheduler.param_scheduler': ('OneCycleParamScheduler',),
+    'numpy': ('dtype', 'ndarray'),
+    'numpy.core.multiarray': ('_reconstruct', 'scalar'),
+    'numpy._core.multiarray': ('_reconstruct', 'scalar'),
+    'numpy.core.numeric': ('_frombuffer',),
+    'numpy._core.numeric': ('_frombuffer',),
+    'pathlib': ('PosixPath', 'WindowsPath'),
+    'pathlib._local': ('PosixPath', 'WindowsPath'),
+    'torch': ('Size', 'device', *_DTYPES),
+    'yacs.config': ('CfgNode',),  # Swin's training script writes one, and so PolaFormer's
+}
 _ALLOWED: Dict[tuple, Any] = {
     ('collections', 'OrderedDict'): OrderedDict,
     ('collections', 'defaultdict'): defaultdict,
+    ('torch._utils', '_rebuild_tensor'): _Rebuild(torch._utils._rebuild_tensor),
+    ('torch._utils', '_rebuild_tensor_v2'): _Rebuild(torch._utils._rebuild_tensor_v2),
+    ('torch._utils', '_rebuild_parameter'): _Rebuild(torch._utils._rebuild_parameter),
+    **{(module, name): _Ignored for module, names in _IGNORED_NAMES.items() for name in names},
 }
-for _name in ('_rebuild_tensor', '_rebuild_tensor_v2', '_rebuild_parameter'):
-    _ALLOWED['torch._utils', _name] = _Rebuild(getattr(torch._utils, _name))
-_DTYPES = ' '.join(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))
-for _modules, _names in {
-    'builtins __builtin__': 'bytearray bytes complex dict float frozenset getattr int list range '
-    'set slice long xrange',  # as pickle names int and range in torch.save's protocol 2
-    '_codecs': 'encode',
-    'argparse': 'Namespace',
-    'collections': 'Counter deque',  # milestones of a MultiStepLR
-    'datetime': 'date datetime time timedelta timezone',
-    'mmengine.config.config': 'ConfigDict',  # in the meta data of a data set
-    'mmengine.logging.history_buffer': 'HistoryBuffer',
-    'mmengine.optim.scheduler.param_scheduler': 'OneCycleParamScheduler',
-    'numpy': 'dtype ndarray',
-    'numpy.core.multiarray numpy._core.multiarray': '_reconstruct scalar',
-    'numpy.core.numeric numpy._core.numeric': '_frombuffer',
-    'pathlib pathlib._local': 'PosixPath WindowsPath',
-    'torch': f'Size device {_DTYPES}',
-    'yacs.config': 'CfgNode',  # Swin's training script writes one, and so PolaFormer's
-}.items():
-    for _module in _modules.split():
-        _ALLOWED.update({(_module, _name): _Ignored for _name in _names.split()})
 
 
 class Unpickler(pickle.Unpickler):

@@ -36,35 +36,43 @@ def _encode(text: str, encoding: str) -> bytes:
     return text.encode('latin1')
 
 
+_BUILT_INS = (bytearray, bytes, complex, dict, float, frozenset, int, list, range, set, slice)
+_ARRAY = np.zeros(1)
+_RECONSTRUCT = _Rebuild(_ARRAY.__reduce__()[0])
+_SCALAR = _Rebuild(_ARRAY[0].__reduce__()[0])
+_FROM_BUFFER = _Rebuild(_ARRAY.__reduce_ex__(5)[0])
 # A pickle can set attributes of a class that is written in Python. So those are hidden in _Rebuild.
-_BUILT_IN = (bytearray, bytes, complex, dict, float, frozenset, int, list, range, set, slice)
 _REAL: Dict[tuple, Any] = {
-    **{
-        (module, kind.__name__): kind
-        for kind in _BUILT_IN
-        for module in ('builtins', '__builtin__')
-    },
+    **{('builtins', kind.__name__): kind for kind in _BUILT_INS},
+    **{('__builtin__', kind.__name__): kind for kind in _BUILT_INS},
     ('__builtin__', 'long'): int,
     ('__builtin__', 'xrange'): range,
     ('_codecs', 'encode'): _Rebuild(_encode),
     ('collections', 'Counter'): _Rebuild(Counter),
     ('collections', 'deque'): deque,
-    **{('datetime', kind.__name__): kind for kind in (date, datetime, time, timedelta, timezone)},
+    ('datetime', 'date'): date,
+    ('datetime', 'datetime'): datetime,
+    ('datetime', 'time'): time,
+    ('datetime', 'timedelta'): timedelta,
+    ('datetime', 'timezone'): timezone,
     ('mmengine.config.config', 'ConfigDict'): _Rebuild(ConfigDict),
     ('mmengine.logging.history_buffer', 'HistoryBuffer'): _Buffer,
     ('numpy', 'dtype'): np.dtype,
     ('numpy', 'ndarray'): np.ndarray,
+    ('numpy.core.multiarray', '_reconstruct'): _RECONSTRUCT,
+    ('numpy.core.multiarray', 'scalar'): _SCALAR,
+    ('numpy.core.numeric', '_frombuffer'): _FROM_BUFFER,
+    ('numpy._core.multiarray', '_reconstruct'): _RECONSTRUCT,
+    ('numpy._core.multiarray', 'scalar'): _SCALAR,
+    ('numpy._core.numeric', '_frombuffer'): _FROM_BUFFER,
     ('pathlib', 'PosixPath'): _Rebuild(Path),
     ('pathlib', 'WindowsPath'): _Rebuild(Path),
     ('pathlib._local', 'PosixPath'): _Rebuild(Path),
     ('pathlib._local', 'WindowsPath'): _Rebuild(Path),
-    **{('torch', name): getattr(torch, name) for name in f'Size device {_DTYPES}'.split()},
+    ('torch', 'Size'): torch.Size,
+    ('torch', 'device'): torch.device,
+    **{('torch', name): getattr(torch, name) for name in _DTYPES},
 }
-_ARRAY = np.zeros(1)
-for _core in ('numpy.core', 'numpy._core'):
-    _REAL[f'{_core}.multiarray', '_reconstruct'] = _Rebuild(_ARRAY.__reduce__()[0])
-    _REAL[f'{_core}.multiarray', 'scalar'] = _Rebuild(_ARRAY[0].__reduce__()[0])
-    _REAL[f'{_core}.numeric', '_frombuffer'] = _Rebuild(_ARRAY.__reduce_ex__(5)[0])
 
 
 class _RunUnpickler(Unpickler):
@@ -85,7 +93,8 @@ def load_run(path: Union[str, PathLike], map_location: Any) -> Any:
         Exception: As :func:`load_plain`.
     """
     content = load_plain(path, map_location, _PickleRun)
-    todo, seen = [content], set()
+    todo = [content]
+    seen = set()
     while todo:
         value = todo.pop()
         if id(value) in seen:

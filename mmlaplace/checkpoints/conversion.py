@@ -62,7 +62,10 @@ class NameTable:
         averaged: bool = False,
         whole: bool = False,
     ) -> None:
-        self.identifying, self.means, self.averaged, self.rows = identifying, means, averaged, rows
+        self.rows = rows
+        self.identifying = identifying
+        self.means = means
+        self.averaged = averaged
         self.whole = whole
         longest_first = sorted(rows, key=lambda start: -len(NUMBER.sub('', start)))
         order = {start: row for row, start in enumerate(rows)}
@@ -84,8 +87,8 @@ class NameTable:
     def _moves(self, name: str) -> Optional[List[Move]]:
         """Where a tensor goes, or None if it is in no row."""
         for pattern, row, target in self._rows:
-            found = pattern.match(name)
-            if found is None:
+            match = pattern.match(name)
+            if match is None:
                 continue
             if target is None:
                 return []
@@ -93,16 +96,18 @@ class NameTable:
             moves = []
             for one in targets:
                 start, change = (one, None) if isinstance(one, str) else one
-                own = _fill(start, found.groupdict()) + name[found.end() :]
+                own = _fill(start, match.groupdict()) + name[match.end() :]
                 moves.append(Move(name, own, row, change))
             return moves
         return None
 
     def _joined(self, name: str, values: List[Tensor]) -> Tensor:
         """One tensor of those with a new name."""
-        if not values[1:]:
+        if len(values) == 1:
             return values[0].clone().contiguous()
-        return torch.stack(values).mean(0) if name.startswith(self.means) else torch.cat(values)
+        if name.startswith(self.means):
+            return torch.stack(values).mean(0)
+        return torch.cat(values)
 
     def convert(
         self,
@@ -167,8 +172,8 @@ def _pattern(start: str) -> 're.Pattern[str]':
 def _fill(name: str, numbers: Mapping[str, str]) -> str:
     """A name with numbers for ``{i}``, ``{i-1}`` and ``{i+1}``."""
 
-    def number(found: 're.Match[str]') -> str:
-        return str(int(numbers[found[1]]) + int(found[2] or 0))
+    def number(match: 're.Match[str]') -> str:
+        return str(int(numbers[match[1]]) + int(match[2] or 0))
 
     return re.sub(r'\{(\w)([+-]\d)?\}', number, name)
 

@@ -1,6 +1,5 @@
 """Released detectors and segmentors: the names of their tensors, and the configs that they fit."""
 
-import re
 from typing import Collection, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from mmengine.registry import DATASETS
@@ -62,17 +61,17 @@ def dense_models(
         page: The same. Default: ''.
         licence: As there. Default: ''.
     """
-    return {
-        config.format(size): DenseModel(
-            classifier.format(size),
-            names,
-            weights.format(file) if file else '',
-            page.format(file) if file else '',
-            licence,
-        )
-        for config, each in files.items()
-        for size, file in each.items()
-    }
+    models = {}
+    for config, by_size in files.items():
+        for size, file in by_size.items():
+            models[config.format(size)] = DenseModel(
+                classifier.format(size),
+                names,
+                weights.format(file) if file else '',
+                page.format(file) if file else '',
+                licence,
+            )
+    return models
 
 
 # By the word in the name of a config.
@@ -128,7 +127,10 @@ def kind_of(names: Collection[str]) -> str:
 
 def _kind_of_config(name: str) -> str:
     kinds = {word: kind for _, kind, word in KINDS if word}
-    return next((kinds[word] for word in name.split('_')[:2] if word in kinds), '')
+    for word in name.split('_')[:2]:
+        if word in kinds:
+            return kinds[word]
+    return ''
 
 
 def _backbone_of(names: Collection[str]) -> Dict[str, str]:
@@ -191,7 +193,7 @@ def convert(
     return Converted(weights, report)
 
 
-def _marks_of_mmdet_1(weights: Mapping[str, Tensor]) -> str:
+def _sign_of_mmdet_1(weights: Mapping[str, Tensor]) -> str:
     """What shows that the heads may be those of mmdet 1, or nothing."""
     old = [name for name in weights if name.startswith(MMDET_1)]
     if old and any(name.startswith('rpn_head.') for name in weights):
@@ -205,10 +207,10 @@ def _marks_of_mmdet_1(weights: Mapping[str, Tensor]) -> str:
 
 def check_heads(weights: Mapping[str, Tensor], own: Optional[Mapping[str, Tensor]] = None) -> None:
     """Raise a ValueError for the heads of mmdet 1, unless those of the model look so too."""
-    shown = _marks_of_mmdet_1(weights)
-    if shown and not _marks_of_mmdet_1(own or {}):
+    sign = _sign_of_mmdet_1(weights)
+    if sign and not _sign_of_mmdet_1(own or {}):
         raise ValueError(
-            f'its heads are those of mmdet 1, {shown}, whose background is the first class; run '
+            f'its heads are those of mmdet 1, {sign}, whose background is the first class; run '
             'tools/model_converters/upgrade_model_version.py of mmdet 2 on it first'
         )
 
@@ -236,14 +238,20 @@ def fitting_dense(weights: Mapping[str, Tensor]) -> List[str]:
     Args:
         weights: By the names of mmlaplace. The numbers of classes do not count.
     """
-    kind, inside = kind_of(weights), _backbone_of(weights)
-    sizes, stages = near(weights), re.compile(r'stages\.').match
-    found: Dict[str, int] = {}  # by name, how many tensors of the stages one of both lacks
+    kind = kind_of(weights)
+    sizes = near(weights)
+    given = {key for key in _backbone_of(weights) if key.startswith('stages.')}
+    differences: Dict[str, int] = {}  # by name, how many tensors of the stages one of both lacks
     for name, model in DENSE.items():
         if model.classifier in sizes and _kind_of_config(model.config or name) == kind:
-            own = {key for key in shapes_of(model.classifier) if '.cls_' not in key}
-            found[name] = len(set(filter(stages, own)) ^ set(filter(stages, inside)))
-    return [name for name, count in found.items() if count == min(found.values())]
+            own = {
+                key
+                for key in shapes_of(model.classifier)
+                if key.startswith('stages.') and '.cls_' not in key
+            }
+            differences[name] = len(own ^ given)
+    least = min(differences.values(), default=0)
+    return [name for name, count in differences.items() if count == least]
 
 
 def other_kind(weights: Mapping[str, Tensor], own: Collection[str]) -> str:

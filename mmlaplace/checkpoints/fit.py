@@ -9,7 +9,9 @@ import torch.nn as nn
 from torch import Tensor
 
 from .names import first_names, plain_names
+from .resizing import fit_channels, resize_weights
 
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 HEAD = re.compile(r'\w*head\.')
 # Options that the shapes of single tensors follow. Those of all other tensors follow the arch.
 OPTIONS = {
@@ -43,12 +45,91 @@ class LoadReport(NamedTuple):
     unexpected: List[str]
     resized: List[str]
 
+    def sentence(self, wanted: int) -> str:
+        """The report in a line of the log, for a module with so many tensors."""
+        return (
+            f'prefix {self.prefix!r}: matched {len(self.matched)} of {wanted} tensors, missing '
+            f'{first_names(self.missing)}, unexpected {first_names(self.unexpected)}, resized '
+            f'{first_names(self.resized)}'
+        )
 
-def _may_differ(module: nn.Module, own: Iterable[str], stored: Iterable[str]) -> Set[str]:
-    """Names that may be missing or unexpected, because the checkpoint is for another task.
 
-    For a backbone, :meth:`PyramidBackbone.other_outputs` gives these names. If a classifier's
-    checkpoint is loaded into a detector or segmentor, all names outside the backbone are included.
+class Tensors(NamedTuple):
+    """The tensors of a module and those of a checkpoint, by names without ``_orig_mod``.
+
+    Attributes:
+        own: The module's that the checkpoint is to fill. They share the memory of the module.
+        in_module: The names in the module's state dict, by the names here, of all its tensors.
+        skip: Parts of the module that keep their values.
+        given: The checkpoint's.
+        prefix: What came before the module's names in the checkpoint.
+    """
+
+    own: Dict[str, Tensor]
+    in_module: Dict[str, str]
+    skip: Tuple[str, ...] = ()
+    given: Dict[str, Tensor] = {}
+    prefix: str = ''
+
+    def without(self, parts: Iterable[str]) -> 'Tensors':
+        """With further parts of the module that keep their values."""
+        skip = (*self.skip, *parts)
+        own = {name: value for name, value in self.own.items() if not is_in(name, skip)}
+        return self._replace(own=own, skip=skip)
+
+    def report(self) -> LoadReport:
+        """How the names and shapes match."""
+        own, given = self.own, self.given
+        return LoadReport(
+            self.prefix,
+            matched=[k for k in own if k in given],
+            missing=[k for k in own if k not in given],
+            unexpected=[k for k in given if k not in own and not is_in(k, self.skip)],
+            resized=[k for k in own if k in given and given[k].shape != own[k].shape],
+        )
+
+
+def is_in(name: str, parts: Iterable[str]) -> bool:
+    """Whether a tensor is one of these parts of a module, or inside of one."""
+    return any(name == part or name.startswith(f'{part}.') for part in parts)
+
+
+def fitted(
+    tensors: Tensors, module: nn.Module, min_matched: Optional[float], adapt_input_conv: bool
+) -> Tuple[Dict[str, Tensor], LoadReport]:
+    """The tensors of a checkpoint as a state dict that a module can load, and how they match.
+
+    Args:
+        tensors: Those of the module and of the checkpoint.
+        module: The module.
+        min_matched, adapt_input_conv: As in :func:`load_weights`.
+
+    Raises:
+        ValueError: For names, shapes and values that :func:`load_weights` refuses.
+    """
+    own, in_module, report = tensors.own, tensors.in_module, tensors.report()
+    for name in report.resized:
+        check_stored(name, tensors.given[name])
+    check_names(module, own, tensors.given, report, min_matched)
+    # PyTorch computes little in floats of 8 bits.
+    values = {k: v.float() if v.dtype in FLOAT8 else v for k, v in tensors.given.items()}
+    check_values(own, values, report.matched)
+    values = fit_channels(own, values, adapt_input_conv)
+    state_dict = {in_module.get(k, k): v for k, v in values.items() if not is_in(k, tensors.skip)}
+    resize_weights(module, state_dict)
+    shapes = {
+        name: (tuple(state_dict[in_module[name]].shape), tuple(own[name].shape))
+        for name in report.resized
+    }
+    if reason := other_arch(shapes, type(module).__name__):
+        raise ValueError(reason)
+    return state_dict, report
+
+
+def optional_outputs(module: nn.Module, stored: Iterable[str]) -> Set[str]:
+    """Names in backbones that may be missing or unexpected, as a checkpoint is for other maps.
+
+    :meth:`PyramidBackbone.other_outputs` gives them.
     """
     names: Set[str] = set()
     for path, part in module.named_modules():
@@ -56,7 +137,18 @@ def _may_differ(module: nn.Module, own: Iterable[str], stored: Iterable[str]) ->
             (prefix,) = plain_names([f'{path}.' if path else ''])
             inside = [name[len(prefix) :] for name in stored if name.startswith(prefix)]
             names.update(prefix + name for name in part.other_outputs(inside))
-    parts, stored_parts = ({name.split('.')[0] for name in n} for n in (own, stored))
+    return names
+
+
+def _may_differ(module: nn.Module, own: Iterable[str], stored: Iterable[str]) -> Set[str]:
+    """Names that may be missing or unexpected, because the checkpoint is for another task.
+
+    If a classifier's checkpoint is loaded into a detector or segmentor, all names outside the
+    backbone are among them.
+    """
+    names = optional_outputs(module, stored)
+    parts = {name.split('.')[0] for name in own}
+    stored_parts = {name.split('.')[0] for name in stored}
     classifier = stored_parts - {'neck'} == {'backbone', 'head'}
     if classifier and 'backbone' in parts and 'head' not in parts:
         names.update(name for name in (*own, *stored) if not name.startswith('backbone.'))
@@ -142,8 +234,10 @@ def other_arch(shapes: Dict[str, Tuple[tuple, tuple]], kind: str) -> str:
 
 def _option_of(name: str) -> str:
     """The option that the shape of a tensor follows, or nothing if it is the arch."""
-    found = (option for pattern, option in OPTIONS.items() if re.search(pattern, name))
-    return next(found, '')
+    for pattern, option in OPTIONS.items():
+        if re.search(pattern, name):
+            return option
+    return ''
 
 
 def check_values(own: Dict[str, Tensor], stored: Dict[str, Tensor], names: List[str]) -> None:

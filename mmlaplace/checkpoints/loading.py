@@ -6,7 +6,6 @@ from os.path import expanduser
 from pathlib import Path
 from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
-import torch
 import torch.nn as nn
 from mmengine.fileio import get_local_path
 from mmengine.logging import print_log
@@ -16,19 +15,17 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from ._download import DownloadError, check_scheme, download_once
 from ._hubs import HUB, TIMM, file_from_hub, weights_of_timm
 from ._plain_load import UnsafeCheckpointError, load_plain
-from .dense import DENSE, dataset_meta_of, other_kind
-from .fit import LoadReport, check_names, check_stored, check_values, other_arch
+from .dense import DENSE, dataset_meta_of
+from .fit import LoadReport, Tensors, fitted, is_in
 from .names import find_prefix, first_names, plain_names
-from .own_names import fitting_sentence, in_own_names
-from .published import are_own, other_options, recognise
+from .own_names import fitting_sentence, in_own_names, renamed
+from .published import are_own, recognise
 from .released import address_of, is_released, released_name, released_place
-from .resizing import fit_channels, resize_weights
 
 # Where the weights lie. The first that is found is taken. mmengine's 'state_dict' comes first: it
 # holds the averaged weights, if an EMAHook ran.
 AVERAGED = ('state_dict_ema', 'model_ema', 'ema_state_dict', 'ema')
 CONTAINERS = ('state_dict', 'model', 'module', *AVERAGED)
-FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class Weights(NamedTuple):
@@ -232,11 +229,6 @@ def _unwrapped(module: Any) -> nn.Module:
             return module
 
 
-def _is_in(name: str, parts: Sequence[str]) -> bool:
-    """Whether a tensor is one of these parts, or inside of one."""
-    return any(name == part or name.startswith(f'{part}.') for part in parts)
-
-
 def load_weights(
     module: nn.Module,
     checkpoint: Union[str, PathLike],
@@ -294,97 +286,86 @@ def load_weights(
         raise ValueError(f'min_matched must be between 0 and 1, got {min_matched}')
     module = _unwrapped(module)
     kind = type(module).__name__
-    state = {k: v for k, v in module.state_dict().items() if isinstance(v, Tensor)}
-    empty = [k for k, v in state.items() if v.is_meta]
-    if empty:
-        raise ValueError(
-            f'{first_names(empty)} of this {kind} are on the meta device, where nothing can be '
-            "loaded; call its to_empty(device='cpu') first"
-        )
-    raw_names = plain_names(state)
-    others = [part for part in skip if not any(_is_in(k, [part]) for k in raw_names)]
-    if isinstance(skip, str) or others:
-        raise ValueError(
-            f"skip must be a list of parts of this {kind}, such as ['norm3'], got {skip!r}; its "
-            f'parts are {[name for name, _ in module.named_children()]}'
-        )
-    own = {k: state[raw] for k, raw in raw_names.items() if not _is_in(k, skip)}
-    if is_released(checkpoint):
+    tensors = _own_tensors(module, skip)
+    released = is_released(checkpoint)
+    if released:
         checkpoint = address_of(released_name(checkpoint))
-    read = read_weights(checkpoint, map_location, key)
-    tensors = {k: read.tensors[raw] for k, raw in plain_names(read.tensors).items()}
-    named = in_own_names(tensors, own, checkpoint)
-    if named is not tensors and (reason := other_options(module, named, checkpoint)):
-        raise ValueError(f'{checkpoint} does not fit: {reason}')
-    if min_matched in (None, 1) and (reason := other_kind(named, own)):
-        raise ValueError(f'{checkpoint} does not fit: {reason}')
-    place = head = ''
-    if is_released(checkpoint):
-        place, head = f' ({released_place(checkpoint)})', _other_head(module, own, named)
-        if head:
-            skip = (*skip, 'head')
-            own = {k: v for k, v in own.items() if not _is_in(k, skip)}
-    prefix, alike = find_prefix(named, own, prefix, f'this {kind}', checkpoint)
-    given = {k[len(prefix) :]: v for k, v in named.items() if k.startswith(prefix)}
+    weights = read_weights(checkpoint, map_location, key)
+    tensors = renamed(tensors, weights.tensors, module, checkpoint, min_matched)
+    origin = remark = ''
+    if released:
+        origin = f' ({released_place(checkpoint)})'
+        tensors, remark = _without_other_head(tensors, module)
+    tensors, alike = _selected(tensors, prefix, f'this {kind}', checkpoint)
     try:
-        for name in own.keys() & given.keys():
-            if given[name].shape != own[name].shape:
-                check_stored(name, given[name])
-        report = LoadReport(
-            prefix,
-            matched=[k for k in own if k in given],
-            missing=[k for k in own if k not in given],
-            unexpected=[k for k in given if k not in own and not _is_in(k, skip)],
-            resized=[k for k in own if k in given and given[k].shape != own[k].shape],
-        )
-        check_names(module, own, given, report, min_matched)
-        # PyTorch computes little in floats of 8 bits.
-        values = {k: v.float() if v.dtype in FLOAT8 else v for k, v in given.items()}
-        check_values(own, values, report.matched)
-        values = fit_channels(own, values, adapt_input_conv)
-        new = {raw_names.get(k, k): v for k, v in values.items() if not _is_in(k, skip)}
-        resize_weights(module, new)
-        shapes = {k: (tuple(new[raw_names[k]].shape), tuple(own[k].shape)) for k in report.resized}
-        if reason := other_arch(shapes, kind):
-            raise ValueError(reason)
+        state_dict, report = fitted(tensors, module, min_matched, adapt_input_conv)
     except ValueError as error:
-        raise ValueError(f'{checkpoint} does not fit: {error}{fitting_sentence(given)}') from None
+        others = fitting_sentence(tensors.given)
+        raise ValueError(f'{checkpoint} does not fit: {error}{others}') from None
     if alike:
         raise ValueError(
             f'{checkpoint} has weights of this {kind} under several prefixes alike; choose by '
             f'prefix= one of (with the number of tensors) {alike}'
         )
     try:
-        _load_or_restore(module, own, new)
+        _load_or_restore(module, tensors, state_dict)
     except Exception as error:
         raise ValueError(f'{checkpoint} does not fit: {error}') from error
     print_log(
-        f'{kind} from {checkpoint}{place}{read.source()}, prefix {prefix!r}: matched '
-        f'{len(report.matched)} of {len(own)} tensors, missing {first_names(report.missing)}, '
-        f'unexpected {first_names(report.unexpected)}, resized {first_names(report.resized)}{head}',
+        f'{kind} from {checkpoint}{origin}{weights.source()}, {report.sentence(len(tensors.own))}'
+        f'{remark}',
         logger='current',
         level=logging.WARNING if report.missing else logging.INFO,
     )
     return report
 
 
-def _other_head(module: nn.Module, own: Dict[str, Tensor], named: Dict[str, Tensor]) -> str:
-    """What to say of the head of a released classifier that the module cannot have, or nothing."""
-    given, wanted = (tensors.get('head.fc.weight') for tensors in (named, own))
-    if given is None or not hasattr(module, 'head'):
-        return ''
-    classes = 0 if wanted is None else len(wanted)
-    if len(given) == classes:
-        return ''
-    return f', head of {len(given)} classes left out, as the model has {classes}'
+def _own_tensors(module: nn.Module, skip: Sequence[str]) -> Tensors:
+    """The tensors of a module without those of skipped parts."""
+    kind = type(module).__name__
+    state = {k: v for k, v in module.state_dict().items() if isinstance(v, Tensor)}
+    empty = [name for name, value in state.items() if value.is_meta]
+    if empty:
+        raise ValueError(
+            f'{first_names(empty)} of this {kind} are on the meta device, where nothing can be '
+            "loaded; call its to_empty(device='cpu') first"
+        )
+    in_module = plain_names(state)
+    unknown = [part for part in skip if not any(is_in(name, [part]) for name in in_module)]
+    if isinstance(skip, str) or unknown:
+        raise ValueError(
+            f"skip must be a list of parts of this {kind}, such as ['norm3'], got {skip!r}; its "
+            f'parts are {[name for name, _ in module.named_children()]}'
+        )
+    own = {name: state[raw] for name, raw in in_module.items()}
+    return Tensors(own, in_module).without(skip)
 
 
-def _load_or_restore(module: nn.Module, own: Dict[str, Tensor], new: Dict[str, Tensor]) -> None:
+def _without_other_head(tensors: Tensors, module: nn.Module) -> Tuple[Tensors, str]:
+    """Without the head, if that of a released classifier has other classes, and a remark on it."""
+    weight, own = (named.get('head.fc.weight') for named in (tensors.given, tensors.own))
+    classes = 0 if own is None else len(own)
+    if weight is None or len(weight) == classes or not hasattr(module, 'head'):
+        return tensors, ''
+    remark = f', head of {len(weight)} classes left out, as the model has {classes}'
+    return tensors.without(['head']), remark
+
+
+def _selected(
+    tensors: Tensors, prefix: Optional[str], what: str, checkpoint: Union[str, PathLike]
+) -> Tuple[Tensors, Dict[str, int]]:
+    """With the tensors under a prefix alone, and the counts of prefixes that match alike."""
+    prefix, alike = find_prefix(tensors.given, tensors.own, prefix, what, checkpoint)
+    given = {k[len(prefix) :]: v for k, v in tensors.given.items() if k.startswith(prefix)}
+    return tensors._replace(given=given, prefix=prefix), alike
+
+
+def _load_or_restore(module: nn.Module, tensors: Tensors, state_dict: Dict[str, Tensor]) -> None:
     """Load, and on an error restore the module."""
-    before = {k: v.clone() for k, v in own.items()}
+    before = {name: value.clone() for name, value in tensors.own.items()}
     try:
-        module.load_state_dict(new, strict=False)
+        module.load_state_dict(state_dict, strict=False)
     except Exception:
-        for k, value in own.items():  # these share the memory of the module
-            value.copy_(before[k])
+        for name, value in tensors.own.items():  # these share the memory of the module
+            value.copy_(before[name])
         raise

@@ -3,6 +3,9 @@
 import re
 from typing import Any, Dict
 
+import numpy as np
+import torch
+from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader
 from mmengine.runner import checkpoint as mmengine_checkpoints
 
@@ -15,6 +18,21 @@ from .released import SCHEME
 SOURCES = (HUB, TIMM, SCHEME, r'https?://.*\.safetensors', r'.*\.safetensors$')
 # mmengine's own. It turns names such as torchvision://NAME to addresses, and then they are checked.
 THEIR_SOURCES = ('', 'http://', 'https://', r'(\S+\:)?s3://', r'(\S+\:)?petrel://', 'pavi://')
+
+
+def allow_history() -> None:
+    """Let torch's safe loading read the curves in the checkpoints of mmengine's Runner.
+
+    Without it, mmengine warns that each of them could not safely be loaded, and then loads it with
+    all its code.
+    """
+    if hasattr(torch.serialization, 'add_safe_globals'):  # torch 2.4
+        names = ('Float64DType', 'Float32DType', 'Int64DType')
+        dtypes = [getattr(np.dtypes, name) for name in names if hasattr(np, 'dtypes')]
+        torch.serialization.add_safe_globals([HistoryBuffer, *dtypes])
+
+
+allow_history()
 
 
 def is_read_safely(checkpoint: str) -> bool:

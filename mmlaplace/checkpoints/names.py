@@ -11,12 +11,13 @@ def plain_names(names: Iterable[str]) -> Dict[str, str]:
     """Names, by themselves without torch.compile's ``_orig_mod``. If two collide, all stay."""
     names = list(names)
     plain = {'.'.join(p for p in name.split('.') if p != '_orig_mod'): name for name in names}
-    return plain if len(plain) == len(names) else dict(zip(names, names))
+    return plain if len(plain) == len(names) else {name: name for name in names}
 
 
 def count_prefixes(keys: Iterable[str], names: Iterable[str]) -> Counter:
     """How many of ``names`` come after each prefix of ``keys`` that ends with a dot."""
-    wanted, counts = set(names), Counter[str]()
+    wanted = set(names)
+    counts = Counter[str]()
     for key in keys:
         parts = key.split('.')
         for i in range(len(parts)):
@@ -27,7 +28,10 @@ def count_prefixes(keys: Iterable[str], names: Iterable[str]) -> Counter:
 
 def first_names(names: List[str]) -> str:
     """The number of names, and the first three, for messages."""
-    return f'{len(names)}' + (f' ({", ".join(names[:3])}{", …" * (len(names) > 3)})' * bool(names))
+    if not names:
+        return '0'
+    rest = ', …' if len(names) > 3 else ''
+    return f'{len(names)} ({", ".join(names[:3])}{rest})'
 
 
 def misfit(
@@ -38,10 +42,10 @@ def misfit(
     own: Mapping[str, Sequence[int]],
 ) -> str:
     """Which tensors do not fit, for messages; of those of another shape, the first two shapes."""
-    shown = f', as {tuple(given[other[0]])} for {tuple(own[other[0]])}' if other else ''
+    example = f', as {tuple(given[other[0]])} for {tuple(own[other[0]])}' if other else ''
     return (
         f'missing {first_names(missing)}, unexpected {first_names(unexpected)}, of another shape '
-        f'{first_names(other)}{shown}'
+        f'{first_names(other)}{example}'
     )
 
 

@@ -1,12 +1,14 @@
 """The tensors of a checkpoint by the names of mmlaplace, converted if these are the authors'."""
 
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Mapping, Optional
 
+import torch.nn as nn
 from torch import Tensor
 
 from . import dense
-from .names import count_prefixes, first_names
-from .published import PREFIX, describe, fitting, recognise
+from .fit import Tensors
+from .names import count_prefixes, first_names, plain_names
+from .published import PREFIX, describe, fitting, other_options, recognise
 
 
 def fitting_sentence(weights: Mapping[str, Tensor]) -> str:
@@ -42,11 +44,12 @@ def in_own_names(
     table = whole or recognise(plain)
     if table is None:
         return given
-    # Necks and heads have the same names in any case.
-    inside = {k: v for k, v in given.items() if k.removeprefix('module.').startswith(PREFIX)}
-    wanted = [name for name in own if whole is None or name.startswith(PREFIX)] or list(own)
-    found = count_prefixes(inside if whole else given, wanted).most_common(1)
-    if found and 2 * found[0][1] > len(wanted):
+    stored_names, own_names = list(given), list(own)
+    if whole is not None:  # necks and heads have the same names in any case
+        stored_names = [k for k in given if k.removeprefix('module.').startswith(PREFIX)]
+        own_names = [name for name in own if name.startswith(PREFIX)] or own_names
+    counts = count_prefixes(stored_names, own_names).most_common(1)
+    if counts and 2 * counts[0][1] > len(own_names):
         return given
     try:
         weights = (dense.convert(plain, whole) if whole else table.convert(plain)).weights
@@ -56,18 +59,49 @@ def in_own_names(
     return weights
 
 
+def renamed(
+    tensors: Tensors,
+    stored: Mapping[str, Tensor],
+    module: nn.Module,
+    checkpoint: Any,
+    min_matched: Optional[float],
+) -> Tensors:
+    """With the tensors of a checkpoint, by the names of mmlaplace.
+
+    Args:
+        tensors: Those of the module.
+        stored: Those of the checkpoint, by their names in the file.
+        module: The module.
+        checkpoint: Its path or address, for errors.
+        min_matched: As in :func:`load_weights`.
+
+    Raises:
+        ValueError: As :func:`in_own_names`, and for a model with other options or heads.
+    """
+    plain = {name: stored[raw] for name, raw in plain_names(stored).items()}
+    given = in_own_names(plain, tensors.own, checkpoint)
+    reason = ''
+    if given is not plain:  # a file of the authors does not tell all options
+        reason = other_options(module, given, checkpoint)
+    if not reason and min_matched in (None, 1):
+        reason = dense.other_kind(given, tensors.own)
+    if reason:
+        raise ValueError(f'{checkpoint} does not fit: {reason}')
+    return tensors._replace(given=given)
+
+
 def _check_aspects(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
     """Raise a ValueError where a square map was made of positions that may be another map's."""
     for name, value in weights.items():
         given, wanted = value.shape, own.get(name, own.get(name.removeprefix(PREFIX), value)).shape
-        if len(given) == len(wanted) == 4 and given[:2] == wanted[:2] and given != wanted:
-            sides, others = (f'{height} x {width}' for _, _, height, width in (given, wanted))
-            if given.numel() == wanted.numel():
-                raise ValueError(
-                    f'the positions of {name} are a map of {sides} if its images were square, and '
-                    f'of {others} if they had the aspect of this model; say which, in pixels, to '
-                    'tools/model_converters/convert.py by --image-size, and load the new file'
-                )
+        both_maps = len(given) == len(wanted) == 4 and given[:2] == wanted[:2]
+        if both_maps and given != wanted and given.numel() == wanted.numel():
+            raise ValueError(
+                f'the positions of {name} are a map of {given[2]} x {given[3]} if its images were '
+                f'square, and of {wanted[2]} x {wanted[3]} if they had the aspect of this model; '
+                'say which, in pixels, to tools/model_converters/convert.py by --image-size, and '
+                'load the new file'
+            )
 
 
 def rename_maps(backbone: Any, state_dict: Dict[str, Tensor], prefix: str) -> None:
@@ -88,7 +122,8 @@ def rename_maps(backbone: Any, state_dict: Dict[str, Tensor], prefix: str) -> No
     table = dense.maps_table(given)
     if table is None:
         return
-    kind, own = type(backbone).__name__, backbone.state_dict()
+    kind = type(backbone).__name__
+    own = backbone.state_dict()
     try:
         converted = table.convert(given, prefix='').weights
         other = backbone.other_outputs(converted)

@@ -76,9 +76,13 @@ def recognise(names: Collection[str]) -> Optional[NameTable]:
 def best_table(tables: Iterable[NameTable], names: Collection[str]) -> Optional[NameTable]:
     """The table that :func:`recognise` takes, of these."""
     given = set(names)
-    each = {id(table): table for table in tables if given.issuperset(table.identifying)}
-    best = lambda table: (len(table.unknown(given)), -len(table.identifying))  # noqa: E731
-    return min(each.values(), key=best, default=None)
+    # Many models have the same table.
+    candidates = {id(table): table for table in tables if given.issuperset(table.identifying)}
+
+    def misses(table: NameTable) -> Tuple[int, int]:
+        return len(table.unknown(given)), -len(table.identifying)
+
+    return min(candidates.values(), key=misses, default=None)
 
 
 def describe(name: str) -> str:
@@ -101,12 +105,10 @@ def _state_of(name: str) -> _State:
     with torch.device('meta'):
         backbone = MODELS.build(dict(PUBLISHED[name].backbone, out_indices=-1))
         behind = MODELS.build(neck).state_dict() if neck else {}
-    resized = {
-        f'{path}.{own}'
-        for path, part in backbone.named_modules()
-        if hasattr(part, 'resize_weight')
-        for own, _ in part.named_parameters(recurse=False)
-    }
+    resized: Set[str] = set()
+    for path, part in backbone.named_modules():
+        if hasattr(part, 'resize_weight'):
+            resized.update(f'{path}.{own}' for own, _ in part.named_parameters(recurse=False))
     state = {**backbone.state_dict(), **{NECK + key: value for key, value in behind.items()}}
     return _State(backbone, {key: value.shape for key, value in state.items()}, resized)
 
@@ -118,8 +120,10 @@ def shapes_of(name: str) -> Dict[str, torch.Size]:
 
 def _depths_and_widths(name: str) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
     backbone = PUBLISHED[name].backbone
-    arch, cls = backbone['arch'], MODELS.get(backbone['type'])
-    sizes = arch if isinstance(arch, dict) else cls.arch_zoo[arch] if cls else {}
+    sizes = backbone['arch']
+    if isinstance(sizes, str):
+        cls = MODELS.get(backbone['type'])
+        sizes = cls.arch_zoo[sizes] if cls is not None else {}
     return tuple(sizes.get('depths', ())), tuple(sizes.get('embed_dims', ()))
 
 
@@ -158,15 +162,16 @@ def near(weights: Mapping[str, Tensor]) -> List[str]:
     blocks: Dict[int, Set[int]] = {}
     sides: Dict[int, Set[int]] = {}
     for key, value in weights.items():
-        if found := BLOCK.match(key):
-            blocks.setdefault(int(found[1]), set()).add(int(found[2]))
-            sides.setdefault(int(found[1]), set()).update(value.shape)
+        if match := BLOCK.match(key):
+            stage, block = int(match[1]), int(match[2])
+            blocks.setdefault(stage, set()).add(block)
+            sides.setdefault(stage, set()).update(value.shape)
+    given_depths = tuple(len(numbers) for numbers in blocks.values())
     names = []
     for name in PUBLISHED:
         depths, widths = _depths_and_widths(name)
-        if depths == tuple(map(len, blocks.values())) and all(
-            width in own for width, own in zip(widths, sides.values())
-        ):
+        same_widths = all(width in given for width, given in zip(widths, sides.values()))
+        if depths == given_depths and same_widths:
             names.append(name)
     return names
 
@@ -176,17 +181,17 @@ def fitting(weights: Mapping[str, Tensor]) -> List[str]:
     has_head = any(name.startswith('head.') for name in weights)
     names = near(weights)
     for resize in (False, True):
-        found_names = [name for name in names if not unfit(name, weights, resize)]
-        alike = [name for name in found_names if PUBLISHED[name].head == has_head]
-        if found_names:
-            return alike or found_names
+        fit = [name for name in names if not unfit(name, weights, resize)]
+        with_such_a_head = [name for name in fit if PUBLISHED[name].head == has_head]
+        if fit:
+            return with_such_a_head or fit
     return []
 
 
 def are_own(names: Iterable[str]) -> bool:
     """Whether names are those of a backbone or a classifier of mmlaplace."""
-    found = {match[1] for name in names if (match := OWN.match(name))}
-    return found == {'patch_embed', 'blocks'}
+    parts = {match[1] for name in names if (match := OWN.match(name))}
+    return parts == {'patch_embed', 'blocks'}
 
 
 def by_file_name(
@@ -210,17 +215,20 @@ def by_file_name(
         ['cswin_large', 'cswin_large_384']
     """
     known = PUBLISHED if models is None else models
-    given = (str(checkpoint), str(checkpoint).rpartition('://')[2])  # mmlaplace://NAME
-    if released := [name for name in names if {name, known[name].weights} & {*given}]:
+    given = {str(checkpoint), str(checkpoint).rpartition('://')[2]}  # mmlaplace://NAME
+    released = [name for name in names if given & {name, known[name].weights}]
+    if released:
         return released
     words = _words(str(checkpoint))
     counts = {}
     for name in names:
-        own = (_words(name), _words(known[name].weights))
-        counts[name] = max((len(each) for each in own if each and each <= words), default=0)
+        counts[name] = 0
+        for model_words in (_words(name), _words(known[name].weights)):
+            if model_words <= words:
+                counts[name] = max(counts[name], len(model_words))
     most = max(counts.values(), default=0)
-    found = [name for name, count in counts.items() if count == most]
-    return found if most and len(found) == 1 else list(names)
+    likeliest = [name for name, count in counts.items() if count == most]
+    return likeliest if most and len(likeliest) == 1 else list(names)
 
 
 def _words(path: str) -> Set[str]:
@@ -247,18 +255,26 @@ def other_options(module: torch.nn.Module, weights: Mapping[str, Tensor], checkp
             f'its name says that it has rotary positions (rope), and {" or ".join(fit)} has none; '
             'there is no such model here'
         )
-    named = by_file_name(fit, checkpoint)
-    options = [_options_of(_state_of(name).backbone) for name in (*named, *fit)]
-    told = options[: len(named)]
+    likely = by_file_name(fit, checkpoint)
+    if not likely:
+        return ''
+    options = {name: _options_of(_state_of(name).backbone) for name in fit}
     for part in module.modules():
-        own = _options_of(part) if hasattr(part, 'other_outputs') else {}
-        for key, value in options[0].items() if told else ():
-            by_name = len(told) == 1 and any(other.get(key) != value for other in options)
-            of_all = key[1] in OF_THE_WEIGHTS and all(one.get(key) == value for one in told)
-            if (by_name or of_all) and own.get(key, value) != value:
+        if not hasattr(part, 'other_outputs'):  # it is no backbone
+            continue
+        own = _options_of(part)
+        for key, value in options[likely[0]].items():
+            if own.get(key, value) == value:
+                continue
+            path, option = key
+            differs = any(other.get(key) != value for other in options.values())
+            shared = all(options[name].get(key) == value for name in likely)
+            by_name = len(likely) == 1 and differs
+            by_weights = option in OF_THE_WEIGHTS and shared
+            if by_name or by_weights:
                 return (
-                    f'{"" if named == fit else "by its name "}it is '
-                    f'{" or ".join(map(describe, named))}, where {key[0]} has {key[1]}={value}, '
+                    f'{"" if likely == fit else "by its name "}it is '
+                    f'{" or ".join(map(describe, likely))}, where {path} has {option}={value}, '
                     f'and this {type(part).__name__} has {own[key]}; build it with these options, '
                     'or to load it as it is, convert it by tools/model_converters/convert.py'
                 )

@@ -35,12 +35,13 @@ def released_name(checkpoint: Union[str, PathLike]) -> str:
     names = {_letters(known): known for known in (*PUBLISHED, *DENSE)}
     if _letters(name) in names:
         return names[_letters(name)]
-    longer = [each for each in names if _letters(name) and each.startswith(_letters(name))]
-    near = [names[i] for i in longer or get_close_matches(_letters(name), names, cutoff=0.75)][:4]
+    near = [each for each in names if _letters(name) and each.startswith(_letters(name))]
+    near = near or get_close_matches(_letters(name), names, cutoff=0.75)
+    similar = ', '.join(names[letters] for letters in near[:4])
+    hint = f'; similar names are {similar}' if similar else ''
     raise ValueError(
-        f'no released weights of {name!r} are known'
-        + (f'; similar names are {", ".join(near)}' if near else '')
-        + f'; {LIST} shows all, and the path of a checkpoint of your own works too'
+        f'no released weights of {name!r} are known{hint}; {LIST} shows all, and the path of a '
+        'checkpoint of your own works too'
     )
 
 

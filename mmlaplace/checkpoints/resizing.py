@@ -61,10 +61,13 @@ def other_windows(module: nn.Module, shapes: Mapping[str, Sequence[int]], prefix
             shape = shapes.get(prefix + key, ())
             if len(shape) != 4:
                 continue
-            side, longest = part.side_of_table(name, shape), part.window_size
+            side = part.side_of_table(name, shape)
+            longest = part.window_size
             tokens = min(part.input_resolution)
-            stage = found[1] if (found := STAGE.match(key)) else key
-            given[stage], own[stage] = side, longest
+            match = STAGE.match(key)
+            stage = match[1] if match else key
+            given[stage] = side
+            own[stage] = longest
             low = max(low, (side - 1) / tokens)
             if side > longest:
                 high = 0.0
@@ -72,7 +75,8 @@ def other_windows(module: nn.Module, shapes: Mapping[str, Sequence[int]], prefix
                 high = min(high, side / (tokens - 1))
     if low < high:
         return ''
-    stored, wanted = tuple(given.values()), tuple(own.values())
+    stored = tuple(given.values())
+    wanted = tuple(own.values())
     # On maps that get shorter, one window_size gives sides that do not rise.
     option = f'window_size={stored[0]}'
     if list(stored) != sorted(stored, reverse=True):

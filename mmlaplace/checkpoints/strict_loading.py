@@ -1,9 +1,9 @@
-"""A mixin whose modules load a checkpoint whole, or not at all."""
+"""A base whose modules load a checkpoint whole, or not at all."""
 
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mmengine.model import ModuleDict, PretrainedInit, update_init_info
+from mmengine.model import BaseModule, ModuleDict, PretrainedInit, update_init_info
 
 from .loading import load_weights
 from .own_names import rename_maps
@@ -20,14 +20,8 @@ PRETRAINED_KEYS = (
 )
 
 
-if TYPE_CHECKING:  # it is mixed into modules of mmengine
-    from mmengine.model import BaseModule as _Mixed
-else:
-    _Mixed = object
-
-
-class StrictLoading(_Mixed):
-    """A mixin for modules of mmengine, before ``BaseModule`` in the bases.
+class StrictLoading(BaseModule):
+    """A base for modules of mmengine, before other classes of modules in the bases.
 
     ``init_cfg=dict(type='Pretrained', checkpoint='CLASSIFIER.pth')`` loads by
     :func:`mmlaplace.engine.load_weights`, which refuses a checkpoint that does not fit. However

@@ -41,13 +41,16 @@ class ToolParser(argparse.ArgumentParser):
 
     Args:
         doc: ``__doc__`` of the tool, with an example. It is None under ``python -OO``.
+        prog: Name of the command in messages. Default: None, that of the script.
     """
 
-    def __init__(self, doc: Optional[str]) -> None:
+    def __init__(self, doc: Optional[str], prog: Optional[str] = None) -> None:
         print_in_any_locale()
         refuse_code()
         keep_noise_from_terminal()
-        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+        super().__init__(
+            prog=prog, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
         self.outputs: Dict[str, Tuple[str, ...]] = {}
 
     def error(self, message: str) -> NoReturn:
@@ -79,6 +82,18 @@ class ToolParser(argparse.ArgumentParser):
         if not self.outputs:
             self.add_argument('--force', action='store_true', help='replace files that are there')
         self.outputs[self.add_argument(*names, type=Path, **kwargs).dest] = suffixes
+
+    def add_image_size(self, former: str = '', **kwargs: Any) -> None:
+        """Add ``--image-size``, the one name of the size of images in all commands.
+
+        Args:
+            former: The name that it had before, which is still taken but in no help. Default: ''.
+            kwargs: As of ``add_argument``.
+        """
+        self.add_argument('--image-size', **kwargs)
+        if former:
+            hidden = dict(dest='image_size', default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+            self.add_argument(former, **{**kwargs, **hidden})
 
     def add_trained_model(self, kind: str) -> None:
         """Add the arguments ``config`` and ``checkpoint``."""
@@ -155,7 +170,9 @@ def without_hint(error: ValueError) -> str:
 
 def end_tool(message: str) -> NoReturn:
     """End the tool with its name and an error message."""
-    sys.exit(f'{Path(sys.argv[0]).name}: error: {message}')
+    name = Path(sys.argv[0]).name
+    name = 'python -m mmlaplace' if name == '__main__.py' else name
+    sys.exit(f'{name}: error: {message}')
 
 
 def read_config(path: str, *keys: str, options: Optional[dict] = None) -> Config:
@@ -173,10 +190,10 @@ def read_config(path: str, *keys: str, options: Optional[dict] = None) -> Config
         end_tool(f'{path} cannot be read as a config ({reason}); mend it, or name another one')
     cfg.merge_from_dict(options or {})
     for key in keys:
-        found = cfg
+        value = cfg
         for part in key.split('.'):
-            found = found.get(part) if isinstance(found, (Config, dict)) else None
-        if found is None:
+            value = value.get(part) if isinstance(value, (Config, dict)) else None
+        if value is None:
             end_tool(f'{path} has no {key}; name a whole config, and no base')
     return cfg
 
@@ -248,12 +265,12 @@ def build_backbone(config: str, checkpoint: Optional[str] = None) -> nn.Module:
     """Build the backbone of a config in eval mode. Without a checkpoint its weights are random."""
     cfg = read_config(config, 'model.backbone')
     check_backbone(cfg, config)
-    found = cfg.model.backbone
+    backbone_cfg = cfg.model.backbone
     try:
-        backbone = MODELS.build(dict(found, init_cfg=None))
+        backbone = MODELS.build(dict(backbone_cfg, init_cfg=None))
     except KeyError as error:  # of the registry, in many words
         end_tool(
-            f'{config} has a backbone of type {found.get("type")!r}, which is none of '
+            f'{config} has a backbone of type {backbone_cfg.get("type")!r}, which is none of '
             f'mmlaplace ({str(error).splitlines()[0]})'
         )
     if not hasattr(backbone, 'stages'):

@@ -113,13 +113,14 @@ def show(rows: list) -> None:
     for column in COLUMNS:
         table.add_column(column, justify='right' if column.endswith(')') else 'left')
     for row in rows:
-        counts = ((row['parameters'], 1e6), (row['macs'], 1e9))
+        parameters, macs = row['parameters'], row['macs']
         scores = ', '.join(f'{metric} {score}' for metric, score in row['published'].items())
         scores = scores.replace('Top 1 Accuracy', 'top-1')
         table.add_row(
             row['name'],
             row['task'],
-            *('–' if count is None else f'{count / unit:.2f}' for count, unit in counts),
+            '–' if parameters is None else f'{parameters / 1e6:.2f}',
+            '–' if macs is None else f'{macs / 1e9:.2f}',
             scores or '–',
             path_from_here(row['config']) if row['config'] else '–',
         )

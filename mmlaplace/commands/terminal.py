@@ -18,6 +18,7 @@ from mmengine.logging import MessageHub, MMLogger
 from rich.console import Console
 from rich.table import Table
 
+from ..engine.first_checks import NOTHING_LEFT
 from .model_list import path_from_here
 
 # Starts of messages. mmengine's Runner logs these before it trains, hundreds of lines.
@@ -84,19 +85,24 @@ def last_words(script: str, tools: Path, config: str, cfg: Config) -> None:
     """
     if not is_main_process():
         return
-    hub, trained = MessageHub.get_current_instance(), script == 'train'
-    found = scores(hub, 'val' if trained else 'test')
-    said = ', '.join(f'{name} {score:.4g}' for name, score in found) or 'without scores'
-    lines = ['', f'{"Trained" if trained else "Tested"}: {said}.']
-    best, last = (hub.runtime_info.get(f'{kind}_ckpt') for kind in ('best', 'last'))
-    checkpoint = (best or last) if trained else cfg.load_from
+    hub = MessageHub.get_current_instance()
+    trained = script == 'train'
+    nothing_left = hub.runtime_info.get(NOTHING_LEFT)
+    if trained and nothing_left:  # the scores are those of the run that was resumed
+        sys.stdout.write(f'\n{nothing_left[:1].upper()}{nothing_left[1:]}.\n')
+        return
+    last_scores = scores(hub, 'val' if trained else 'test')
+    text = ', '.join(f'{name} {score:.4g}' for name, score in last_scores) or 'without scores'
+    lines = ['', f'{"Trained" if trained else "Tested"}: {text}.']
+    best = hub.runtime_info.get('best_ckpt')
+    checkpoint = cfg.load_from
+    if trained:
+        checkpoint = best or hub.runtime_info.get('last_ckpt')
     if checkpoint is not None:  # None of a training that keeps none
         checkpoint = path_from_here(checkpoint)
-        kind = (
-            f'Best checkpoint ({hub.get_info("best_score"):.4g})'
-            if trained and best
-            else 'Checkpoint'
-        )
+        kind = 'Checkpoint'
+        if trained and best:
+            kind = f'Best checkpoint ({hub.get_info("best_score"):.4g})'
         lines[-1] += f' {kind}: {checkpoint}'
         if any(word.startswith('--cfg-options') for word in sys.argv):
             config = os.path.join(cfg.work_dir, os.path.basename(config))  # as mmengine dumped it
@@ -105,8 +111,10 @@ def last_words(script: str, tools: Path, config: str, cfg: Config) -> None:
         if cfg.model.get('backbone', {}).get('type') != 'SequenceEncoder':  # of images
             commands.append(('demo/image_demo.py', f'IMAGE {model}'))
             commands.append(('tools/deployment/export.py', f'{model} --verify'))
-        scripts = [(tools.parent / path, words) for path, words in commands]
-        lines += [command(*one) for one in scripts if one[0].is_file()]  # a wheel has no demo
+        for path, words in commands:
+            script_file = tools.parent / path
+            if script_file.is_file():  # a wheel has no demo
+                lines.append(command(script_file, words))
     sys.stdout.write('\n'.join(lines) + '\n')
 
 
@@ -130,9 +138,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: st
 
 def scores(hub: MessageHub, split: str) -> List[Tuple[str, float]]:
     """The last scores of a split: those by which papers compare if there are any, otherwise all."""
-    found = {
+    values = {
         name.partition('/')[2]: history.current()
         for name, history in hub.log_scalars.items()
         if name.startswith(f'{split}/') and not name.endswith('time')
     }
-    return [(name, found[name]) for name in SCORES if name in found] or list(found.items())
+    return [(name, values[name]) for name in SCORES if name in values] or list(values.items())

@@ -11,13 +11,16 @@ from mmengine.config import Config
 from torch import distributed
 
 from ..checkpoints import UnsafeCheckpointError, is_read_safely, read_state_dict, refuse_code
+from ..engine.first_checks import FirstCheckError, check_config, is_on
 from ..toolboxes import PACKAGES, toolbox_script
 from ..writing import print_in_any_locale
 from .command_line import check_backbone, end_tool, read_config
-from .data_folders import missing_folder
+from .refusals import first_checks
 from .terminal import keep_noise_from_terminal, last_words
 
 CONFIG_SUFFIXES = ('.py', '.json', '.yaml', '.yml')
+# The data that each script reads.
+SPLITS = {'train.py': ('train', 'val'), 'test.py': ('test',)}
 # Options of the toolboxes' scripts whose value is a file or folder.
 WITH_FILE = ('--out', '--work-dir', '--show-dir', '--dump', '--resume')
 
@@ -27,9 +30,9 @@ def check_checkpoints(script: Path) -> Config:
 
     :func:`read_state_dict` reads each file first, so that the tool ends with an error before it
     builds anything. Later all files are loaded by :func:`refuse_code`, whichever option of the
-    config has their names. The folders that some strategies write cannot be checked. mmengine only
-    logs weights whose names or shapes do not fit the model. A warning on stderr tells the user
-    about both.
+    config has their names. The folders that some strategies write cannot be checked, and without
+    the first checks mmengine only logs weights that do not fit the model. A warning on stderr tells
+    the user about both. What the config alone shows, :func:`check_config` checks before.
 
     Args:
         script: Path of the toolbox's script. Its own parser reads ``sys.argv``.
@@ -44,6 +47,14 @@ def check_checkpoints(script: Path) -> Config:
     cfg.merge_from_dict(args.cfg_options or {})
     default = cfg.get('work_dir') or f'work_dirs/{Path(args.config).stem}'
     cfg.work_dir = getattr(args, 'work_dir', None) or default
+    if getattr(args, 'amp', False):
+        cfg.merge_from_dict({'optim_wrapper.type': 'AmpOptimWrapper'})
+    compared = is_on(cfg)  # the weights with the model, when it is built
+    if compared:
+        try:
+            check_config(cfg, train=script.name == 'train.py')
+        except FirstCheckError as error:
+            sys.exit(str(error))
     resume = getattr(args, 'resume', None) or cfg.get('resume')
     given = [getattr(args, 'checkpoint', None), cfg.get('load_from')]
     resumed = cfg.get('load_from') if resume is True else resume
@@ -67,8 +78,9 @@ def check_checkpoints(script: Path) -> Config:
                 if safe:
                     sys.exit(str(error))
                 sys.exit(f'{error}\n{run_by_toolbox(script)}')
-        if os.environ.get('RANK', os.environ.get('SLURM_PROCID', '0')) == '0':
-            folder = os.path.isdir(os.path.expanduser(checkpoint))
+        folder = os.path.isdir(os.path.expanduser(checkpoint))
+        is_main = os.environ.get('RANK', os.environ.get('SLURM_PROCID', '0')) == '0'
+        if is_main and (folder or not compared):
             sys.stderr.write(
                 f'warning: mmengine loads {checkpoint}, and only logs weights that do not fit'
                 + ('. It runs any code in the files of a folder\n' if folder else '\n')
@@ -137,15 +149,11 @@ def run_toolbox_script(name: str, usage: Optional[str]) -> None:
     tools, sys.argv[0] = Path(sys.argv[0]).absolute().parent, str(script)
     cfg = check_checkpoints(script)
     check_backbone(cfg, configs[0])
-    try:
-        runpy.run_path(str(script), run_name='__main__')
-    except UnsafeCheckpointError as error:
-        sys.exit(f'{error}\n{run_by_toolbox(script)}')
-    except FileNotFoundError as error:
-        missing = [missing_folder(cfg, split) for split in ('train', 'val', 'test')]
-        if not any(missing):
-            raise
-        sys.exit(f'{error}\n' + '\n'.join(dict.fromkeys(filter(None, missing))))
+    with first_checks(cfg, SPLITS[name]):
+        try:
+            runpy.run_path(str(script), run_name='__main__')
+        except UnsafeCheckpointError as error:
+            sys.exit(f'{error}\n{run_by_toolbox(script)}')
     last_words(Path(name).stem, tools, configs[0], cfg)
     end_process_groups()
 

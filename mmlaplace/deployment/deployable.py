@@ -75,7 +75,8 @@ class Deployable(nn.Module):
                 f'the backbone has in_channels={self.channels}; only models of RGB or grey images '
                 'are deployed'
             )
-        mean, std = torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
+        mean = torch.zeros(1, 1, 1)
+        std = torch.ones(1, 1, 1)
         if preprocessor._enable_normalize:
             mean, std = preprocessor.mean, preprocessor.std
         # Images are loaded as BGR, and a preprocessor that does not turn them normalises BGR. Its
@@ -92,11 +93,13 @@ class Deployable(nn.Module):
         """Read how a preprocessor pads the images of a test."""
         if hasattr(preprocessor, 'seg_pad_val'):  # mmseg's, which in a test pads only by test_cfg
             options = preprocessor.test_cfg or {}
-            self.multiple, size = options.get('size_divisor') or 1, options.get('size')
+            self.multiple = options.get('size_divisor') or 1
+            size = options.get('size')
             self.least_size = None if size is None else (int(size[0]), int(size[1]))
             value = preprocessor.pad_val
         else:
-            self.multiple, self.least_size = preprocessor.pad_size_divisor or 1, None
+            self.multiple = preprocessor.pad_size_divisor or 1
+            self.least_size = None
             value = preprocessor.pad_value
         if not isinstance(value, (int, float)):
             raise NotDeployableError(
@@ -112,8 +115,9 @@ class Deployable(nn.Module):
 
     def given(self, images: Tensor) -> Tuple[Tensor, ...]:
         """All inputs for images without padding."""
-        sizes = torch.tensor([images.shape[2:]], dtype=torch.float32)
-        return (images, sizes)[: len(self.inputs)]
+        if self.inputs == ('images',):
+            return (images,)
+        return images, torch.tensor([images.shape[2:]], dtype=torch.float32)
 
 
 class Classifier(Deployable):
@@ -171,8 +175,8 @@ class OneStageDetector(Deployable):
         config = head.test_cfg
         limits = limits_of(image_sizes)
         boxes, scores, labels, _ = dense_candidates(head, self.maps(images), limits, config)
-        found = pick(boxes, scores, labels, config, config.get('score_thr', 0.0))
-        return tuple(tensor[None] for tensor in found)
+        detections = pick(boxes, scores, labels, config, config.get('score_thr', 0.0))
+        return tuple(tensor[None] for tensor in detections)
 
 
 class TwoStageDetector(OneStageDetector):
@@ -189,8 +193,12 @@ class TwoStageDetector(OneStageDetector):
             self.details['mask_threshold'] = model.test_cfg.rcnn.mask_thr_binary
 
     def forward(self, images: Tensor, image_sizes: Tensor) -> Tuple[Tensor, ...]:
-        model, roi_head, maps = self.model, self.model.roi_head, self.maps(images)
-        config, head, limits = model.test_cfg.rpn, roi_head.bbox_head, limits_of(image_sizes)
+        model = self.model
+        roi_head = model.roi_head
+        head = roi_head.bbox_head
+        maps = self.maps(images)
+        limits = limits_of(image_sizes)
+        config = model.test_cfg.rpn
         boxes, scores, _, levels = dense_candidates(model.rpn_head, maps, limits, config)
         regions, objectness, _ = pick(boxes, scores, levels, config)
 
@@ -203,16 +211,16 @@ class TwoStageDetector(OneStageDetector):
         boxes = clipped(boxes, limits).reshape(-1, classes, 4).expand(-1, head.num_classes, 4)
         labels = torch.arange(head.num_classes, device=boxes.device).expand(len(regions), -1)
         config = model.test_cfg.rcnn
-        found: Tuple[Tensor, ...] = pick(
+        detections: Tuple[Tensor, ...] = pick(
             boxes.reshape(-1, 4), scores.reshape(-1), labels.reshape(-1), config, config.score_thr
         )
         if roi_head.with_mask:
-            boxes, _, labels = found
+            boxes, _, labels = detections
             masks = roi_head.mask_head(region_features(roi_head.mask_roi_extractor, maps, boxes))
             index = torch.zeros_like(labels) if roi_head.mask_head.class_agnostic else labels
             index = index.clamp(min=0)[:, None, None, None].expand(-1, 1, *masks.shape[2:])
-            found = (*found, masks.float().gather(1, index)[:, 0].sigmoid())
-        return tuple(tensor[None] for tensor in found)
+            detections = (*detections, masks.float().gather(1, index)[:, 0].sigmoid())
+        return tuple(tensor[None] for tensor in detections)
 
 
 class PoolByProducts(nn.Module):
@@ -223,9 +231,8 @@ class PoolByProducts(nn.Module):
         self.cells = cells
 
     def forward(self, x: Tensor) -> Tensor:
-        rows, columns = (
-            pooling_matrix(side, cells, None, x) for side, cells in zip(x.shape[2:], self.cells)
-        )
+        rows = pooling_matrix(x.shape[2], self.cells[0], None, x)
+        columns = pooling_matrix(x.shape[3], self.cells[1], None, x)
         return rows @ x @ columns.transpose(0, 1)
 
 
@@ -234,7 +241,8 @@ class UpsampleByWhole(nn.Module):
 
     def __init__(self, upsample: Any) -> None:
         super().__init__()
-        self.factor, self.mode = int(upsample.scale_factor), upsample.mode
+        self.factor = int(upsample.scale_factor)
+        self.mode = upsample.mode
         self.align_corners = upsample.align_corners
 
     def forward(self, x: Tensor) -> Tensor:
@@ -264,29 +272,34 @@ def deployable(model: Any) -> Deployable:
         NotDeployableError: For a model with unknown parts. The message names them.
     """
     form: Type[Deployable]
-    kind, nms = type(model).__name__, []
+    kind = type(model).__name__
+    nms = []
     parts: List[Tuple[str, nn.Module]] = []
-    own: List[Tuple[str, nn.Module]] = []
+    heads: List[Tuple[str, nn.Module]] = []
     if hasattr(model, 'decode_head'):
-        form, parts = Segmentor, [('EncoderDecoder', model)]
-        own = [('BaseDecodeHead', model.decode_head)]
+        form = Segmentor
+        parts = [('EncoderDecoder', model)]
+        heads = [('BaseDecodeHead', model.decode_head)]
     elif hasattr(model, 'roi_head'):
-        form, second = TwoStageDetector, model.roi_head
-        parts = [('RPNHead', model.rpn_head), ('StandardRoIHead', second)]
-        own = [('BBoxHead', second.bbox_head)]
-        extractors = [second.bbox_roi_extractor]
-        if second.with_mask:
-            own.append(('FCNMaskHead', second.mask_head))
-            extractors.append(second.mask_roi_extractor)
+        form = TwoStageDetector
+        roi_head = model.roi_head
+        parts = [('RPNHead', model.rpn_head), ('StandardRoIHead', roi_head)]
+        heads = [('BBoxHead', roi_head.bbox_head)]
+        extractors = [roi_head.bbox_roi_extractor]
+        if roi_head.with_mask:
+            heads.append(('FCNMaskHead', roi_head.mask_head))
+            extractors.append(roi_head.mask_roi_extractor)
         for extractor in extractors:
             parts.append(('SingleRoIExtractor', extractor))
             parts += [('RoIAlign', layer) for layer in extractor.roi_layers]
         nms = [model.test_cfg.rpn.nms, model.test_cfg.rcnn.nms]
     elif hasattr(model, 'bbox_head'):
-        form, parts = OneStageDetector, [('RetinaHead', model.bbox_head)]
+        form = OneStageDetector
+        parts = [('RetinaHead', model.bbox_head)]
         nms = [model.test_cfg.nms]
     elif hasattr(model, 'head') and hasattr(model.head, 'cal_acc'):  # one class for each image
-        form, own = Classifier, [('ClsHead', model.head)]
+        form = Classifier
+        heads = [('ClsHead', model.head)]
     else:
         raise NotDeployableError(
             f'a {kind} cannot be exported; only classifiers with one class for each image, '
@@ -298,7 +311,7 @@ def deployable(model: Any) -> Deployable:
                 f'a {kind} with a {type(part).__name__} cannot be exported; take a {known} in its '
                 'place'
             )
-    for known, head in own:
+    for known, head in heads:
         changed = changed_predictions(head, known)
         if changed:
             raise NotDeployableError(
@@ -336,14 +349,14 @@ def changed_predictions(head: nn.Module, known: str) -> List[str]:
 
 def unknown_options(model: nn.Module) -> List[str]:
     """Options of a detector that change its predictions in a way that its form does not have."""
-    found = []
+    options = []
     for name, part in model.named_modules():
         if getattr(part, 'custom_cls_channels', False):
-            found.append(f"{name}'s own activation of class scores")
+            options.append(f"{name}'s own activation of class scores")
         if getattr(part, 'with_shared_head', False):
-            found.append(f'a shared head in {name}')
+            options.append(f'a shared head in {name}')
         if getattr(part, 'pool_mode', 'avg') != 'avg':
-            found.append(f'pool_mode={part.pool_mode!r} in {name}')
+            options.append(f'pool_mode={part.pool_mode!r} in {name}')
         if not getattr(getattr(part, 'bbox_coder', None), 'clip_border', True):
-            found.append(f'clip_border=False in {name}')
-    return found
+            options.append(f'clip_border=False in {name}')
+    return options

@@ -21,7 +21,7 @@ def dense_candidates(
     outputs = head(maps)
     shapes = [tuple(level.shape[2:]) for level in outputs[0]]
     priors = head.prior_generator.grid_priors(shapes, torch.float32, maps[0].device)
-    found = []
+    candidates = []
     for index, (logits, deltas, prior) in enumerate(zip(*outputs, priors)):
         scores = logits[0].float().permute(1, 2, 0).reshape(-1, head.cls_out_channels)
         scores = scores.sigmoid() if head.use_sigmoid_cls else scores.softmax(-1)[:, :-1]
@@ -33,10 +33,10 @@ def dense_candidates(
         place = order // classes
         deltas = deltas[0].float().permute(1, 2, 0).reshape(-1, 4)[place]
         boxes = head.bbox_coder.decode(prior[place], deltas, max_shape=None)
-        found.append(
+        candidates.append(
             (clipped(boxes, limits), scores, order % classes, torch.full_like(order, index))
         )
-    boxes, scores, labels, levels = (torch.cat(parts) for parts in zip(*found))
+    boxes, scores, labels, levels = (torch.cat(parts) for parts in zip(*candidates))
     return boxes, scores, labels, levels
 
 
@@ -85,12 +85,13 @@ def region_features(extractor: Any, maps: Sequence[Tensor], boxes: Tensor) -> Te
     regions = F.pad(boxes, (1, 0)).to(maps[0].dtype)  # the index of the image, which is 0
     maps = maps[: extractor.num_inputs]
     levels = extractor.map_roi_levels(F.pad(boxes, (1, 0)), len(maps))
-    channels, size = maps[0].shape[1], extractor.roi_layers[0].output_size
+    channels = maps[0].shape[1]
+    size = extractor.roi_layers[0].output_size
     features = maps[0].new_zeros(len(boxes), channels, *size)
     for index, (level, layer) in enumerate(zip(maps, extractor.roi_layers)):
         here = (levels == index).nonzero()[:, 0]
-        found = roi_align(
+        pooled = roi_align(
             level, regions[here], size, layer.spatial_scale, layer.sampling_ratio, layer.aligned
         )
-        features = features.index_put((here,), found)
+        features = features.index_put((here,), pooled)
     return features

@@ -156,18 +156,17 @@ def _choices(form: Deployable, size: Tuple[int, int], batch: int, dynamic: bool)
         yield f'any number of {size[0]} x {size[1]}', (batches, *others), form.given(images)
         return
     # The graph must take images of the size, and all that the preprocessor pads.
-    multiples = {form.multiple} | {
-        multiple
-        for multiple in MULTIPLES
-        if multiple % form.multiple == 0 and not any(side % multiple for side in size)
-    }
+    multiples = {form.multiple}
+    for multiple in MULTIPLES:
+        if multiple % form.multiple == 0 and not any(side % multiple for side in size):
+            multiples.add(multiple)
     for multiple in sorted(multiples):
-        sides = {axis: _side(name, multiple) for axis, name in ((2, 'height'), (3, 'width'))}
-        # Different sides, as equal ones would be taken for one.
+        sides = {2: _side('height', multiple), 3: _side('width', multiple)}
         least = least_side(multiple)
-        rows, columns = (max(-(-side // multiple) * multiple, least) for side in size)
-        columns += (rows == columns) * max(multiple, STRIDE)
-        images = torch.zeros(example, form.channels, rows, columns)
+        height, width = (max(-(-side // multiple) * multiple, least) for side in size)
+        if height == width:  # which would be taken for one size
+            width += max(multiple, STRIDE)
+        images = torch.zeros(example, form.channels, height, width)
         what = 'sides of any length' if multiple == 1 else f'sides that are multiples of {multiple}'
         yield what, ({**batches, **sides}, *others), form.given(images)
 
@@ -309,8 +308,8 @@ def open_onnx(
     names = [value.name for value in session.get_inputs()]
 
     def run(*inputs: Tensor) -> Tuple[Tensor, ...]:
-        found = session.run(None, dict(zip(names, (value.numpy() for value in inputs))))
-        return tuple(map(torch.from_numpy, found))
+        arrays = {name: value.numpy() for name, value in zip(names, inputs)}
+        return tuple(torch.from_numpy(output) for output in session.run(None, arrays))
 
     return run, json.loads(session.get_modelmeta().custom_metadata_map[KEY])
 
@@ -352,8 +351,8 @@ def open_exported(path: Path, **options: Any) -> Tuple[Callable, dict]:
     """
     if not path.is_file():
         raise FileNotFoundError(f'there is no file {path}; export.py makes it')
-    suffixes = sorted(SUFFIXES.items(), key=lambda item: -len(item[1]))
-    kind = next((kind for kind, suffix in suffixes if path.name.endswith(suffix)), None)
-    if kind is None:
+    kinds = [kind for kind, suffix in SUFFIXES.items() if path.name.endswith(suffix)]
+    if not kinds:
         raise ValueError(f'a file must end with one of {tuple(SUFFIXES.values())}, got {path}')
+    kind = max(kinds, key=lambda kind: len(SUFFIXES[kind]))  # .aoti.pt2 ends with .pt2 too
     return OPENERS[kind](path, **options)

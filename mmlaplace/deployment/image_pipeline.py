@@ -104,8 +104,13 @@ def resize_by(image: np.ndarray, factor: Tuple[float, float], **how: str) -> np.
 def resize_edge(image: np.ndarray, scale: int, edge: str, **how: str) -> np.ndarray:
     """One side to a length, and the other in proportion."""
     height, width = image.shape[:2]
-    by_width = dict(short=width < height, long=width > height, width=True, height=False)[edge]
-    if by_width:
+    is_width = {
+        'short': width < height,
+        'long': width > height,
+        'width': True,
+        'height': False,
+    }
+    if is_width[edge]:
         return resized(image, (int(scale * height / width), scale), **how)
     return resized(image, (scale, int(scale * width / height)), **how)
 
@@ -122,12 +127,14 @@ def center_crop(image: np.ndarray, crop_size: Size, pad: Optional[dict]) -> np.n
     if pad is not None and (image.shape[0] < height or image.shape[1] < width):
         larger = max(width, image.shape[1]), max(height, image.shape[0])
         image = pad_image(image, **{**pad, 'size': larger, 'size_divisor': None, 'square': False})
-    high, wide = image.shape[:2]
-    top, left = (
-        max(0, int(round((have - wanted) / 2.0)))
-        for have, wanted in ((high, height), (wide, width))
-    )
+    top = margin_before(image.shape[0], height)
+    left = margin_before(image.shape[1], width)
     return image[top : top + height, left : left + width]
+
+
+def margin_before(length: int, middle: float) -> int:
+    """The pixels before the middle of a side."""
+    return max(0, int(round((length - middle) / 2.0)))
 
 
 def efficientnet_crop(
@@ -136,10 +143,10 @@ def efficientnet_crop(
     """The middle square, as large a share as the crop is of itself with its padding, resized."""
     height, width = image.shape[:2]
     side = crop_size / (crop_size + crop_padding) * min(height, width)
-    top, left = (max(0, int(round((have - side) / 2.0))) for have in (height, width))
-    bottom, right = (
-        min(int(at + side - 1), have - 1) + 1 for at, have in ((top, height), (left, width))
-    )
+    top = margin_before(height, side)
+    left = margin_before(width, side)
+    bottom = min(int(top + side - 1), height - 1) + 1
+    right = min(int(left + side - 1), width - 1) + 1
     return resized(image[top:bottom, left:right], (crop_size, crop_size), **how)
 
 
@@ -193,10 +200,11 @@ def carried_out(image: np.ndarray, pipeline: List[dict]) -> Tuple[np.ndarray, Tu
     """An image after the steps, and the factors by which the last one resized width and height."""
     scale = 1.0, 1.0
     for step in pipeline:
-        before, options = image.shape[:2], dict(step)
-        image = STEPS[options.pop('type')](image, **options)
+        height, width = image.shape[:2]
+        options = {name: value for name, value in step.items() if name != 'type'}
+        image = STEPS[step['type']](image, **options)
         if step['type'] in SCALES:
-            scale = image.shape[1] / before[1], image.shape[0] / before[0]
+            scale = image.shape[1] / width, image.shape[0] / height
     return image, scale
 
 
@@ -297,13 +305,15 @@ def predict(run: Run, image: np.ndarray, about: dict) -> Tuple[Dict[str, np.ndar
     ready = prepare(image, about)
     if 'slide' in about:
         return dict(labels=by_windows(run, ready, about)), ready
-    sizes = (np.array([ready.size], np.float32),) if about['task'] == 'detection' else ()
-    found = dict(zip(about['outputs'], (value[0] for value in run(ready.pixels, *sizes))))
-    if about['task'] == 'segmentation':
-        return dict(labels=label_map(found['logits'], ready, about)), ready
+    inputs = [ready.pixels]
     if about['task'] == 'detection':
-        return instances(found, ready, about), ready
-    return found, ready
+        inputs.append(np.array([ready.size], np.float32))
+    outputs = {name: value[0] for name, value in zip(about['outputs'], run(*inputs))}
+    if about['task'] == 'segmentation':
+        return dict(labels=label_map(outputs['logits'], ready, about)), ready
+    if about['task'] == 'detection':
+        return instances(outputs, ready, about), ready
+    return outputs, ready
 
 
 def label_map(logits: np.ndarray, ready: Prepared, about: dict) -> np.ndarray:
@@ -311,18 +321,20 @@ def label_map(logits: np.ndarray, ready: Prepared, about: dict) -> np.ndarray:
 
     As in mmseg, logits are resized to the padded image, cut, and resized to the image.
     """
-    align, (height, width) = about['align_corners'], ready.size
-    high, wide = ready.pixels.shape[2:]
+    align = about['align_corners']
+    height, width = ready.size
+    padded_size = ready.pixels.shape[2:]
 
     def whole(values: np.ndarray) -> np.ndarray:
-        values = interpolated(values, (high, wide), align)
+        values = interpolated(values, padded_size, align)
         return interpolated(values[:height, :width], ready.original, align)
 
     if len(logits) == 1:
         probabilities = 1 / (1 + np.exp(-whole(logits[0])))
         return (probabilities > about['threshold']).astype(np.int64)
     # Class by class, as all of them at the size of a photograph would take gigabytes.
-    best, labels = whole(logits[0]), np.zeros(ready.original, np.int64)
+    best = whole(logits[0])
+    labels = np.zeros(ready.original, np.int64)
     for label, values in enumerate(logits[1:], 1):
         values = whole(values)
         higher = values > best
@@ -332,22 +344,22 @@ def label_map(logits: np.ndarray, ready: Prepared, about: dict) -> np.ndarray:
 
 def by_windows(run: Run, ready: Prepared, about: dict) -> np.ndarray:
     """Labels of the image's pixels, of the mean logits of windows that overlap, as in mmseg."""
-    (high, wide), strides = about['slide']['crop_size'], about['slide']['stride']
+    window_height, window_width = about['slide']['crop_size']
+    down, across = about['slide']['stride']
     height, width = ready.pixels.shape[2:]
-    rows, columns = (
-        max(side - window + stride - 1, 0) // stride + 1
-        for side, window, stride in zip((height, width), (high, wide), strides)
-    )
+    rows = max(height - window_height + down - 1, 0) // down + 1
+    columns = max(width - window_width + across - 1, 0) // across + 1
     total: np.ndarray = np.zeros((0, 0, 0), np.float32)
     count = np.zeros((height, width), np.float32)
     for row in range(rows):
         for column in range(columns):
-            bottom = min(row * strides[0] + high, height)
-            right = min(column * strides[1] + wide, width)
-            top, left = max(bottom - high, 0), max(right - wide, 0)
+            bottom = min(row * down + window_height, height)
+            right = min(column * across + window_width, width)
+            top = max(bottom - window_height, 0)
+            left = max(right - window_width, 0)
             place = np.s_[top:bottom, left:right]
             window = np.ascontiguousarray(ready.pixels[:, :, top:bottom, left:right])
-            logits = dict(zip(about['outputs'], run(window)))['logits'][0]
+            logits = run(window)[about['outputs'].index('logits')][0]
             if not count.any():
                 total = np.zeros((len(logits), height, width), np.float32)
             size = bottom - top, right - left
@@ -362,9 +374,8 @@ def interpolated(values: np.ndarray, size: Size, align_corners: bool) -> np.ndar
     """A map ``(h, w)``, resized bilinearly, as ``torch.nn.functional.interpolate`` does."""
     if values.shape == tuple(size):
         return values
-    (top, bottom, down), (left, right, across) = (
-        taps(old, new, align_corners) for old, new in zip(values.shape, size)
-    )
+    top, bottom, down = taps(values.shape[0], size[0], align_corners)
+    left, right, across = taps(values.shape[1], size[1], align_corners)
     rows = values[top] * (1 - down)[:, None] + values[bottom] * down[:, None]
     return rows[:, left] * (1 - across) + rows[:, right] * across
 
@@ -379,18 +390,20 @@ def taps(old: int, new: int, align_corners: bool) -> Tuple[np.ndarray, np.ndarra
     return first, np.minimum(first + 1, old - 1), (places - first).astype(np.float32)
 
 
-def instances(found: Dict[str, np.ndarray], ready: Prepared, about: dict) -> Dict[str, np.ndarray]:
+def instances(
+    outputs: Dict[str, np.ndarray], ready: Prepared, about: dict
+) -> Dict[str, np.ndarray]:
     """The detections of an image, without the empty places, in its pixels."""
-    real = found['scores'] > 0
-    found = {name: value[real] for name, value in found.items()}
-    found['boxes'] = found['boxes'] / np.tile(np.array(ready.scale, np.float32), 2)
-    if 'masks' in found:
+    real = outputs['scores'] > 0
+    detections = {name: value[real] for name, value in outputs.items()}
+    detections['boxes'] = detections['boxes'] / np.tile(np.array(ready.scale, np.float32), 2)
+    if 'masks' in detections:
         masks = [
             pasted(mask, box, ready.original) >= about['mask_threshold']
-            for mask, box in zip(found['masks'], found['boxes'])
+            for mask, box in zip(detections['masks'], detections['boxes'])
         ]
-        found['masks'] = np.array(masks, np.uint8).reshape(-1, *ready.original)
-    return found
+        detections['masks'] = np.array(masks, np.uint8).reshape(-1, *ready.original)
+    return detections
 
 
 def pasted(mask: np.ndarray, box: np.ndarray, size: Size) -> np.ndarray:

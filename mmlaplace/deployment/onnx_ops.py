@@ -8,7 +8,7 @@ import torch
 DOMAIN = 'mmlaplace'
 VERSION = 1
 # The ops that have an operator. All others are written as standard operators.
-OPS = ('nystrom_attention', 'cholesky_inverse')
+OPS = ('nystrom_attention', 'normalized_nystrom_attention', 'cholesky_inverse')
 # In a folder of its own, as it is no module of Python.
 LIBRARY = Path(__file__).resolve().parent.parent / 'lib' / 'onnxruntime_ops.so'
 BUILD = 'python tools/deployment/build_onnxruntime_ops.py'
@@ -46,8 +46,8 @@ def _operator(
 def translations() -> Dict[Callable, Callable]:
     """For torch.onnx: how the compiled ops of :data:`OPS` are written.
 
-    ``NystromAttention`` takes and gives tokens as ``(B, tokens, heads, d)``, as linears have them.
-    ONNX Runtime then drops the transpositions before and after it.
+    ``NystromAttention`` and ``NormalizedNystromAttention`` take and give tokens as ``(B, tokens,
+    heads, d)``, as linears have them. ONNX Runtime then drops the transpositions before and after.
     """
     from onnxscript import ir
     from onnxscript import opset18 as op
@@ -56,6 +56,12 @@ def translations() -> Dict[Callable, Callable]:
         'NystromAttention',
         ('q', 'k', 'v', 'landmarks', 'inverse', 'scale'),
         dict(kernel='STRING', bandwidth='FLOAT', whitening='FLOAT', adjacent='INT'),
+        optional=('rotary',),
+    )
+    normalized = _operator(
+        'NormalizedNystromAttention',
+        ('q', 'k', 'v', 'landmarks', 'inverse'),
+        dict(kernel='STRING', bandwidth='FLOAT', floor='FLOAT', adjacent='INT'),
         optional=('rotary',),
     )
     inverse = _operator('CholeskyInverse', ('mat',), dict(ridge='FLOAT'))
@@ -81,12 +87,32 @@ def translations() -> Dict[Callable, Callable]:
         unused = (ir.Value(name=None) for _ in range(3))
         return (op.Transpose(out, perm=[0, 2, 1, 3]), *unused)
 
+    def normalized_nystrom_attention(
+        q, k, v, landmarks, matrix, rotary, kernel, bandwidth, floor, rotary_form
+    ):
+        q, k, v = (op.Transpose(tokens, perm=[0, 2, 1, 3]) for tokens in (q, k, v))
+        out = normalized(
+            q,
+            k,
+            v,
+            landmarks,
+            matrix,
+            rotary,
+            kernel=kernel,
+            bandwidth=bandwidth,
+            floor=floor,
+            adjacent=int(rotary_form == 'pairs'),
+        )
+        unused = (ir.Value(name=None) for _ in range(2))
+        return (op.Transpose(out, perm=[0, 2, 1, 3]), *unused)
+
     def cholesky_inverse(mat, ridge):
         return inverse(mat, ridge=ridge)
 
     ours = torch.ops.mmlaplace
     return {
         ours.nystrom_attention.default: nystrom_attention,
+        ours.normalized_nystrom_attention.default: normalized_nystrom_attention,
         ours.cholesky_inverse.default: cholesky_inverse,
     }
 

@@ -60,23 +60,23 @@ def described_pipeline(cfg: Config) -> Dict[str, Any]:
             message names it.
     """
     steps: List[dict] = []
-    color, as_float = 'color', False
+    color = 'color'
+    as_float = False
     for number, written in enumerate(test_pipeline_of(cfg)):
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
             transform = TRANSFORMS.build(copy.deepcopy(written))
         name = type(transform).__name__
         if name == LOADER and number == 0:
-            color, as_float = _loaded(transform), transform.to_float32
-            steps += [dict(type='ToFloat32')] * as_float
+            color = _loaded(transform)
+            as_float = transform.to_float32
+            if as_float:
+                steps.append(dict(type='ToFloat32'))
         elif name not in WITHOUT_EFFECT:
             if type(transform).__module__.split('.')[0] not in TOOLBOXES or name not in DESCRIBED:
                 raise _refused(transform, f'only {", ".join(DESCRIBED)} can')
             # mmseg then resizes logits to the size from before, which the sample still names.
-            if (
-                cfg.default_scope == 'mmseg'
-                and name == 'Resize'
-                and {'Pad', 'CenterCrop'} & {step['type'] for step in steps}
-            ):
+            changed_before = any(step['type'] in ('Pad', 'CenterCrop') for step in steps)
+            if cfg.default_scope == 'mmseg' and name == 'Resize' and changed_before:
                 raise _refused(transform, 'in mmseg Resize must precede Pad and CenterCrop')
             steps.append(DESCRIBED[name](transform))
             if as_float and steps[-1].get('backend') == 'pillow':
@@ -172,14 +172,12 @@ def _efficientnet_crop(transform: Any) -> dict:
 def _pad(transform: Any) -> dict:
     value = transform.pad_val.get('img', 0)
     value = list(value) if isinstance(value, (tuple, list)) else value
-    size, divisor = (
-        None if getattr(transform, name) is None else _pixels(transform, name)
-        for name in ('size', 'size_divisor')
-    )
     return dict(
         type='Pad',
-        size=size,
-        size_divisor=divisor,
+        size=None if transform.size is None else _pixels(transform, 'size'),
+        size_divisor=(
+            None if transform.size_divisor is None else _pixels(transform, 'size_divisor')
+        ),
         square=bool(transform.pad_to_square),
         value=value,
         mode=transform.padding_mode,
@@ -200,14 +198,14 @@ assert set(DESCRIBED) <= set(STEPS)
 
 def sizes_made(pipeline: List[dict]) -> Set[Size]:
     """The sizes that a pipeline makes of photographs of several sizes, without those it refuses."""
-    made = set()
+    sizes = set()
     for size in EXAMPLES:
         try:
             image, _ = carried_out(np.zeros((*size, 3), np.uint8), pipeline)
         except ValueError:  # a step that pads to less
             continue
-        made.add(image.shape[:2])
-    return made
+        sizes.add(image.shape[:2])
+    return sizes
 
 
 def with_resize(cfg: Config, size: Size) -> Config:
@@ -216,7 +214,8 @@ def with_resize(cfg: Config, size: Size) -> Config:
     The interpolation is that of the pipeline's own resizing.
     """
     *_, resize = of_size(described_pipeline(cfg), size)['pipeline']
-    cfg, kept = copy.deepcopy(cfg), []
+    cfg = copy.deepcopy(cfg)
+    kept = []
     for written in test_pipeline_of(cfg):
         name = written['type'] if isinstance(written['type'], str) else written['type'].__name__
         if name.split('.')[-1] not in DESCRIBED:  # it may begin with its toolbox

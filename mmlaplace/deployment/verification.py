@@ -81,9 +81,9 @@ def _instances(model: Any, images: list) -> Dict[str, Tensor]:
 
     samples = [DetDataSample(metainfo=_sizes(image)) for image in images]
     (sample,) = model.test_step(dict(inputs=images, data_samples=samples))
-    found = sample.pred_instances
-    instances = dict(boxes=found.bboxes, scores=found.scores, labels=found.labels)
-    return dict(instances, masks=found.masks) if 'masks' in found else instances
+    detections = sample.pred_instances
+    instances = dict(boxes=detections.bboxes, scores=detections.scores, labels=detections.labels)
+    return dict(instances, masks=detections.masks) if 'masks' in detections else instances
 
 
 def _sizes(image: Tensor) -> dict:
@@ -180,7 +180,8 @@ def toolbox_predictions(cfg: Config, model: nn.Module, paths: Iterable[Path]) ->
     Returns:
         For each image arrays as :func:`image_pipeline.predict` gives them.
     """
-    samples, found = [], []
+    samples = []
+    predictions = []
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         inferencer = inferencer_of(cfg, model.eval())
         for path in paths:
@@ -190,16 +191,18 @@ def toolbox_predictions(cfg: Config, model: nn.Module, paths: Iterable[Path]) ->
             samples += inferencer.forward(data)
     for sample in samples:
         if cfg.default_scope == 'mmpretrain':
-            one = dict(scores=sample.pred_score)
+            prediction = dict(scores=sample.pred_score)
         elif cfg.default_scope == 'mmseg':
-            one = dict(labels=sample.pred_sem_seg.data[0])
+            prediction = dict(labels=sample.pred_sem_seg.data[0])
         else:
             instances = sample.pred_instances
-            one = dict(boxes=instances.bboxes, scores=instances.scores, labels=instances.labels)
+            prediction = dict(
+                boxes=instances.bboxes, scores=instances.scores, labels=instances.labels
+            )
             if 'masks' in instances:
-                one['masks'] = instances.masks
-        found.append({name: np.asarray(value) for name, value in one.items()})
-    return found
+                prediction['masks'] = instances.masks
+        predictions.append({name: np.asarray(value) for name, value in prediction.items()})
+    return predictions
 
 
 def photograph_files(folder: Path, about: dict) -> List[Path]:
@@ -249,16 +252,16 @@ def in_process(run: Callable, about: dict, paths: Iterable[Path]) -> List[dict]:
 def read_predictions(folder: Path, name: str) -> Dict[str, np.ndarray]:
     """The predictions for an image that ``run_onnx.py --out`` wrote."""
     written, picture = folder / f'{name}.json', folder / f'{name}.png'
-    found = json.loads(written.read_text(encoding='utf-8')) if written.exists() else {}
-    masks = [_image_array(folder / mask) > 0 for mask in found.pop('masks', ())]
-    found = {key: np.array(value) for key, value in found.items()}
+    predictions = json.loads(written.read_text(encoding='utf-8')) if written.exists() else {}
+    masks = [_image_array(folder / mask) > 0 for mask in predictions.pop('masks', ())]
+    predictions = {key: np.array(value) for key, value in predictions.items()}
     if picture.exists():
-        found['labels'] = _image_array(picture)
-    elif 'boxes' in found:
-        found['boxes'] = found['boxes'].reshape(-1, 4)
+        predictions['labels'] = _image_array(picture)
+    elif 'boxes' in predictions:
+        predictions['boxes'] = predictions['boxes'].reshape(-1, 4)
         if masks:
-            found['masks'] = np.stack(masks)
-    return found
+            predictions['masks'] = np.stack(masks)
+    return predictions
 
 
 def _image_array(path: Path) -> np.ndarray:

@@ -118,12 +118,13 @@ class WatchAttentionHook(Hook):
         images = data_batch['inputs'][: self.images]
         # Models are tested on images of one size.
         kept = [i for i, image in enumerate(images) if image.shape == images[0].shape]
-        few = {
-            k: v[kept] if isinstance(v, Tensor) else [v[i] for i in kept]
-            for k, v in data_batch.items()
-            if v is not None
-        }
-        inputs = model.data_preprocessor(few, False)['inputs']
+        kept_batch: Dict[str, Any] = {}
+        for key, values in data_batch.items():
+            if isinstance(values, Tensor):
+                kept_batch[key] = values[kept]
+            elif values is not None:
+                kept_batch[key] = [values[i] for i in kept]
+        inputs = model.data_preprocessor(kept_batch, False)['inputs']
         inputs = torch.stack(inputs) if isinstance(inputs, list) else inputs
         dtype = next(model.backbone.parameters()).dtype
         return inputs.to(dtype) if inputs.is_floating_point() else inputs
@@ -141,17 +142,17 @@ def look_at(backbone: nn.Module, inputs: Tensor) -> Dict[str, Dict[int, float]]:
         A figure that no attention has is left out.
     """
     sizes: Dict[str, Dict[str, float]] = {}
-    found: Dict[str, Dict[int, List[float]]] = {}
+    noted: Dict[str, Dict[int, List[float]]] = {}
 
     def note(figure: str, name: str, value: float) -> None:
         place = re.search(r'\bstages\.(\d+)\.', name)
         stage = 1 + int(place[1]) if place else 1
-        found.setdefault(figure, {}).setdefault(stage, []).append(value)
+        noted.setdefault(figure, {}).setdefault(stage, []).append(value)
 
-    def see(name, attention, step, arguments, made):
+    def see(name, attention, step, arguments, output):
         if step in ('mix', 'local_branch'):
-            if made is not None:
-                sizes.setdefault(name, {})[step] = root_mean_square(made)
+            if output is not None:
+                sizes.setdefault(name, {})[step] = root_mean_square(output)
         else:
             # invert adds the ridge itself. What pseudo_invert gets has it already.
             ridge = attention.ridge if step == 'invert' else 0.0
@@ -165,16 +166,20 @@ def look_at(backbone: nn.Module, inputs: Tensor) -> Dict[str, Dict[int, float]]:
             total = parts['mix'] + parts['local_branch']
             note('share', name, parts['mix'] / total if total else 0.0)
     for name, attention in backbone.named_modules():
-        for scale in LEARNED_SCALES if isinstance(attention, BaseAttention) else ():
+        if not isinstance(attention, BaseAttention):
+            continue
+        for scale in LEARNED_SCALES:
             if isinstance(getattr(attention, scale, None), nn.Parameter):
                 note(scale, name, getattr(attention, scale).detach().abs().mean().item())
-    return {
-        figure: {
-            stage: max(values) if figure == 'condition' else sum(values) / len(values)
-            for stage, values in sorted(by_stage.items())
-        }
-        for figure, by_stage in found.items()
-    }
+    figures: Dict[str, Dict[int, float]] = {}
+    for figure, by_stage in noted.items():
+        figures[figure] = {}
+        for stage, values in sorted(by_stage.items()):
+            if figure == 'condition':
+                figures[figure][stage] = max(values)
+            else:
+                figures[figure][stage] = sum(values) / len(values)
+    return figures
 
 
 def largest_condition(mat: Tensor, ridge: float) -> float:

@@ -15,6 +15,16 @@ from mmengine.runner import Runner
 from ..checkpoints.own_names import check_dense
 from ..writing import remove_partial, write_whole
 
+# Suffixes of formats that Pillow reads in all their forms. It knows TIFFs of few channels only, and
+# neither HDR nor PFM, which mmcv's loader reads.
+KNOWN_WHOLLY = ('.bmp', '.gif', '.jpeg', '.jpg', '.png', '.webp')
+# How files of these formats begin, whatever their names are.
+BEGINNINGS = (b'\x89PNG', b'\xff\xd8\xff', b'GIF8')
+
+
+class DamagedImageError(OSError):
+    """A file is no whole image. The message names it, and says what to do."""
+
 
 @register_backend('whole')
 class WholeFileBackend(LocalBackend):
@@ -45,23 +55,52 @@ class WholeFileBackend(LocalBackend):
     def get(self, filepath: Union[str, PathLike]) -> bytes:
         """Read an image's file.
 
+        A format that Pillow does not know is left to mmcv's loader.
+
         Raises:
-            OSError: If it cannot be read, is no image, or is a damaged PNG.
+            OSError: If it cannot be read.
+            DamagedImageError: If it is no image by its name, or is a damaged PNG.
         """
         content = get(filepath)  # from the backend for its prefix
-        from PIL import Image  # comes with every toolbox
-
-        try:
-            with Image.open(BytesIO(content)) as image:  # the header alone
-                image.verify()  # of a PNG all checksums, of other formats little
-        except Image.DecompressionBombError:
-            pass  # more pixels than Pillow opens, which mmcv's loader may still read
-        except Exception as error:  # which ones is not documented; SyntaxError is among them
-            raise OSError(
-                f'{filepath} is not a complete image ({len(content)} bytes); copy or download it '
-                'again, or remove it from the data set'
-            ) from error
+        check_image(content, filepath)
         return content
+
+
+def check_image(file: Union[bytes, str, PathLike], name: Union[str, PathLike]) -> None:
+    """Raise a :class:`DamagedImageError` for a file that is no image, or is a damaged PNG.
+
+    Args:
+        file: Its content. Of a path, only the header is read.
+        name: Its name for the message.
+    """
+    from PIL import Image  # comes with every toolbox
+
+    whole = isinstance(file, bytes)
+    try:
+        with Image.open(BytesIO(file) if isinstance(file, bytes) else file) as image:
+            if whole:
+                image.verify()  # of a PNG all checksums, of other formats little
+    except Image.DecompressionBombError:
+        pass  # more pixels than Pillow opens, which mmcv's loader may still read
+    except Exception as error:  # which ones is not documented; SyntaxError is among them
+        beginning = file[:16] if isinstance(file, bytes) else _beginning_of(file)
+        if _is_known(name, beginning):
+            raise DamagedImageError(
+                f'{name} is not a complete image'
+                + (f' ({len(file)} bytes)' if isinstance(file, bytes) else '')
+                + '; copy or download it again, or remove it from the data set'
+            ) from error
+
+
+def _beginning_of(path: Union[str, PathLike]) -> bytes:
+    with open(path, 'rb') as file:
+        return file.read(16)
+
+
+def _is_known(name: Union[str, PathLike], beginning: bytes) -> bool:
+    """Whether Pillow would know a file if it were whole, by its name or its first bytes."""
+    suffix = os.path.splitext(name)[1].lower()
+    return not beginning or suffix in KNOWN_WHOLLY or beginning.startswith(BEGINNINGS)
 
 
 class _RemovesLater:

@@ -34,5 +34,7 @@ def save(figure: 'Figure', path: Path, dpi: int = 110) -> None:
 
 def where(machine: Dict[str, str]) -> str:
     """The GPU of a machine, or its CPU and threads, for the title of a figure."""
-    plural = 's' * (machine['threads'] != '1')
-    return machine.get('GPU') or f'{machine["CPU"]}, {machine["threads"]} thread{plural}'
+    if 'GPU' in machine:
+        return machine['GPU']
+    threads = '1 thread' if machine['threads'] == '1' else f'{machine["threads"]} threads'
+    return f'{machine["CPU"]}, {threads}'

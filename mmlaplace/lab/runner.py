@@ -9,7 +9,6 @@ neither needs nor what is finished. doit does, but it keeps a database of files 
 job that runs alone, and knows no GPUs. The threads are those of ``concurrent.futures``.
 """
 
-import fcntl
 import json
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -29,7 +28,14 @@ from typing import (
     Union,
 )
 
+from filelock import FileLock
+
 from ..commands.command_line import write_json
+
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
 
 AnyJob = TypeVar('AnyJob', bound='Job')
 Outcome = Union[dict, str]  # the result of a job, or the text of its failure
@@ -118,8 +124,13 @@ class FolderJob(Job):
 def locked(folder: Path) -> Iterator[int]:
     """Hold the lock of a folder, the file ``lock`` in it, and give its file descriptor.
 
-    The lock ends with the process, and with those that inherited the descriptor.
+    The lock ends with the process, and with those that inherited the descriptor. On Windows, where
+    processes inherit none, it is a :class:`filelock.FileLock`, and -1 stands for the descriptor.
     """
+    if fcntl is None:
+        with FileLock(folder / 'lock'):
+            yield -1
+        return
     with open(folder / 'lock', 'w') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield lock.fileno()

@@ -56,12 +56,13 @@ class Plan(NamedTuple):
 @contextmanager
 def put(module: nn.Module, place: str, part: nn.Module) -> Iterator[None]:
     """A context in which a submodule is another one."""
-    own = module.get_submodule(place)
-    module.set_submodule(place, part)
+    parent, _, name = place.rpartition('.')
+    holder, own = module.get_submodule(parent), module.get_submodule(place)
+    setattr(holder, name, part)  # torch 2.1 has no set_submodule
     try:
         yield
     finally:
-        module.set_submodule(place, own)
+        setattr(holder, name, own)
 
 
 class Passes(NamedTuple):

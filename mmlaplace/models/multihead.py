@@ -1,7 +1,7 @@
 """The mixing rules of the attentions behind the interface of ``torch.nn.MultiheadAttention``."""
 
 from contextlib import nullcontext
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -13,6 +13,7 @@ from mmlaplace.ops import exporting
 from mmlaplace.ops.precision import no_autocast
 
 from .attentions import Projected
+from .layers.block import has_hooks
 from .layers.padding import equal_lengths, places_of, taken
 from .mixing_rule import mixing_rule, options_of_rule
 from .pyramid.options import attention_class, takes
@@ -128,9 +129,16 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
         and a gate are new.
 
         Raises:
-            ValueError: For a module without a plain tensor of each name, such as one with a
-                spectral norm, and as the class.
+            ValueError: For a module with hooks or with another forward than torch's, which would be
+                lost, for one without a plain tensor of each name, such as one with a spectral norm,
+                and as the class.
         """
+        changed = getattr(module.forward, '__func__', None) is not nn.MultiheadAttention.forward
+        if changed or has_hooks(module):
+            raise ValueError(
+                f'this {type(module).__name__} has {"another forward" if changed else "hooks"}, '
+                'which a new attention would lose; swap first, and change the new one'
+            )
         kind = attention_class(options_of_rule(attn_cfg)['type'])
         weight = module.out_proj.weight
         new = cls(
@@ -283,13 +291,20 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
         if self.in_proj_weight is not None:
             weights = self.in_proj_weight.chunk(3)
         biases: Any = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        in_full = self.attn.projects_in_fp32
+        of_query, of_key, of_value = zip((query, key, value), weights, biases)
+        in_full = 'qkv' in self.attn.parts_in_fp32
+
+        def projected(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+            return F.linear(x.to(weight.dtype) if in_full else x, weight, bias)
+
         with no_autocast(query.device) if in_full else nullcontext():
-            q, k, v = (
-                F.linear(x.to(weight.dtype) if in_full else x, weight, bias)
-                for x, weight, bias in zip((query, key, value), weights, biases)
-            )
-        k = q if self.attn.frame.qkv == 'shared_qk' else k
+            q, v = projected(*of_query), projected(*of_value)
+            if self.attn.frame.qkv != 'shared_qk':
+                k = projected(*of_key)
+            elif self.k_proj_weight is None:
+                k = q
+            else:
+                k = q = trains_too(q, [self.k_proj_weight])
         gate = None if self.gate is None else self.gate(query)
         return (*self.attn.heads(Projected(q, k, v, gate), None), gate)
 
@@ -349,7 +364,8 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
     def _mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Mixed values ``(B, heads, N, d)``, and zeros where there is no key."""
         if k.shape[2] == 0:
-            return v.new_zeros(*q.shape[:3], v.shape[3])
+            zeros = v.new_zeros(*q.shape[:3], v.shape[3])
+            return trains_too(zeros, [q, k, v, *self.attn.parameters()])
         return self.attn.mix(q, k, v, None)
 
     def _mixed_without(self, padded: Tensor, q: Tensor, k: Tensor, v: Tensor, same: bool) -> Tensor:
@@ -370,3 +386,14 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
             mixed.append(out)
         back = torch.cat([rows for _, rows in groups]).argsort()
         return torch.cat(mixed)[back]
+
+
+def trains_too(out: Tensor, unused: Iterable[Tensor]) -> Tensor:
+    """``out``, with gradients of zeros for tensors that it does not depend on.
+
+    torch's ``DistributedDataParallel`` waits for a gradient of each parameter.
+    """
+    if torch.is_grad_enabled():
+        for tensor in unused:
+            out = out + tensor.flatten()[:0].sum().to(out.dtype)  # a sum of no values is 0
+    return out

@@ -17,8 +17,8 @@ def swap_multihead_attention(model: nn.Module, attn_cfg: dict, within: str = '')
     """Put :class:`LinearMultiheadAttention` where a model has ``torch.nn.MultiheadAttention``.
 
     Weights are copied. An attention whose name has ``self_attn`` gets ``self_attention=True``, and
-    one with ``cross_attn`` or torch's ``multihead_attn`` False. An encoder of torch makes no more
-    nested tensors.
+    one with ``cross_attn`` or torch's ``multihead_attn`` False. An encoder of torch in which an
+    attention is replaced makes no more nested tensors.
 
     Args:
         model: Any model.
@@ -62,15 +62,21 @@ def swap_multihead_attention(model: nn.Module, attn_cfg: dict, within: str = '')
     # One for an attention that has several names, and all before the model changes.
     new: Dict[nn.Module, nn.Module] = {}
     for name in chosen:
-        parts, own = name.split('.'), places[name]
-        same = True if 'self_attn' in parts else False if CROSS & {*parts} else None
+        own = places[name]
+        parts = set(name.split('.'))
+        same = None  # it is not known whether keys are of the queries' tokens
+        if 'self_attn' in parts:
+            same = True
+        elif parts & CROSS:
+            same = False
         if own not in new:
             new[own] = LinearMultiheadAttention.from_multihead_attention(own, attn_cfg, same)
     for name in chosen:
         parent, _, last = name.rpartition('.')
         setattr(model.get_submodule(parent), last, new[places[name]])
+    placed = {*new.values()}
     for module in model.modules():
-        if isinstance(module, nn.TransformerEncoder):
+        if isinstance(module, nn.TransformerEncoder) and placed & {*module.modules()}:
             module.use_nested_tensor = False
     return chosen
 

@@ -13,6 +13,9 @@ from .inverse_residual import inverse_residual as inverse_residual
 from .laplacian_kernel import laplacian_kernel as laplacian_kernel
 from .linear_attention import linear_attention as linear_attention
 from .newton_schulz_inverse import newton_schulz_inverse as newton_schulz_inverse
+from .normalized_nystrom_attention import (
+    normalized_nystrom_attention as normalized_nystrom_attention,
+)
 from .nystrom_attention import nystrom_attention as nystrom_attention
 from .pooled_landmarks import pooled_landmarks as pooled_landmarks
 
@@ -25,6 +28,7 @@ __all__ = [
     'laplacian_kernel',
     'linear_attention',
     'newton_schulz_inverse',
+    'normalized_nystrom_attention',
     'nystrom_attention',
     'pooled_landmarks',
     'use_backend',

@@ -1,5 +1,6 @@
 """Checks of the inputs that all ops share."""
 
+import numbers
 from typing import Callable, Sequence
 
 import torch
@@ -8,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from .precision import HALVES
 
+FLOATING = (torch.float64, torch.float32, *HALVES)
 # Whether torch.compile or torch.export is tracing. torch 2.1 has it elsewhere, and it takes seconds
 # to import that in later versions.
 is_compiling: Callable[[], bool] = getattr(
@@ -67,8 +69,9 @@ def check_tensor(op: str, name: str, tensor: Tensor) -> None:
 
 def check_floating(op: str, name: str, tensor: Tensor) -> None:
     """Raise unless it is a tensor of fp64, fp32, fp16 or bf16."""
-    check_tensor(op, name, tensor)
-    if tensor.dtype not in (torch.float64, torch.float32, *HALVES):
+    if not isinstance(tensor, Tensor):
+        check_tensor(op, name, tensor)
+    if tensor.dtype not in FLOATING:
         raise TypeError(
             f'{op}: {name} must be float64, float32, float16 or bfloat16, got {tensor.dtype}'
         )
@@ -83,10 +86,33 @@ def check_like(op: str, name: str, tensor: Tensor, like: Tensor) -> None:
         )
 
 
+def check_number(op: str, name: str, value: float) -> None:
+    """Raise unless it is a number. A tensor is none, as the ops would give it no gradient."""
+    if isinstance(value, (int, float)):
+        return
+    if isinstance(value, Tensor):
+        raise TypeError(
+            f'{op}: {name} must be a number, got a tensor of shape {tuple(value.shape)}, which '
+            f'would get no gradient; give float({name})'
+        )
+    if not isinstance(value, (numbers.Real, torch.SymInt, torch.SymFloat)):
+        raise TypeError(
+            f'{op}: {name} must be a number, got {value!r} of type {type(value).__name__}'
+        )
+
+
 def check_positive(op: str, name: str, value: float) -> None:
     """Raise unless ``0 < value < inf``."""
+    check_number(op, name, value)
     if not 0 < value < float('inf'):
         raise ValueError(f'{op}: {name} must be positive and finite, got {value}')
+
+
+def check_not_negative(op: str, name: str, value: float) -> None:
+    """Raise unless ``0 <= value < inf``."""
+    check_number(op, name, value)
+    if not 0 <= value < float('inf'):
+        raise ValueError(f'{op}: {name} must be finite and not negative, got {value}')
 
 
 def broadcasts(tensor: Tensor, shape: Sequence[int]) -> bool:

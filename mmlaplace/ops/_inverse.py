@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from . import _checks, _native
-from .backend import current_backend, exporting, exporting_to_onnx
+from .backend import exporting, exporting_to_onnx
 from .precision import full_fp32, upcast
 
 
@@ -89,7 +89,7 @@ def most_rows(mat: Tensor) -> int:
     """The rows of the largest matrix that the compiled inverses take on every device like its own.
 
     For larger ones LAPACK, BLAS and cuSOLVER are faster, as the references call them. Some GPUs
-    have room for more: the ops say so.
+    have room for more, as the ops find out.
     """
     if mat.device.type == 'cpu':
         return 512
@@ -98,9 +98,8 @@ def most_rows(mat: Tensor) -> int:
 
 def select(name: str, reference: Callable, mat: Tensor, backend: str) -> Callable:
     """As :func:`._native.select`, with the reference for matrices that are too large for the op."""
-    compute = _native.select(name, reference, mat.device, backend)
-    asked = current_backend() if backend == 'auto' else backend
-    return reference if asked != 'native' and mat.shape[-1] > most_rows(mat) else compute
+    pays = mat.shape[-1] <= most_rows(mat)
+    return _native.select(name, reference, mat.device, backend, pays)
 
 
 def batch_in_front(size: int, in_dims: tuple, *tensors: Tensor) -> list:
@@ -144,8 +143,7 @@ def identity_like(mat: Tensor) -> Tensor:
 def check_inputs(op: str, mat: Tensor, ridge: float) -> None:
     """Raise unless ``mat`` is a floating ``(..., m, m)`` tensor and the ridge is not negative."""
     _checks.check_square(op, mat)
-    if not 0 <= ridge < float('inf'):
-        raise ValueError(f'{op}: ridge must be finite and not negative, got {ridge}')
+    _checks.check_not_negative(op, 'ridge', ridge)
 
 
 def check_rows(op: str, mat: Tensor) -> None:
@@ -154,6 +152,16 @@ def check_rows(op: str, mat: Tensor) -> None:
         raise ValueError(
             f'{op}: on a CPU mat can have at most {most_rows(mat)} rows, got {mat.shape[-1]}; '
             "backend='reference' has no limit"
+        )
+
+
+def check_room(op: str, mat: Tensor) -> None:
+    """Raise if the matrices are too large for a compiled op, or may be too large for its GPU."""
+    check_rows(op, mat)
+    if mat.shape[-1] > most_rows(mat):
+        raise ValueError(
+            f'{op}: a GPU may have no room for {mat.shape[-1]} rows of {mat.dtype}; each has for '
+            f'{most_rows(mat)}'
         )
 
 

@@ -10,7 +10,7 @@ import mmap
 import platform
 import re
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Optional, Sequence, Tuple
 
 import torch
 import torch._functorch.utils
@@ -238,34 +238,89 @@ def define(schema: str, compute: Callable, fake: Callable, **others: Callable) -
         _LIBRARY.impl(name, function, key)
 
 
-# A context in which an op is its kernel alone; registered derivatives compute in it.
-below_autograd = torch._C._AutoDispatchBelowAutograd
+def _below_autograd_in_old_torch() -> ContextManager:
+    key = torch._C.DispatchKey
+    keys = torch._C.DispatchKeySet(key.ADInplaceOrView)
+    for autograd in (key.AutogradFunctionality, key.AutogradOther, key.AutogradNestedTensor):
+        keys = keys | torch._C.DispatchKeySet(autograd)
+    return torch._C._ExcludeDispatchKeyGuard(keys)
+
+
+# A context in which an op is its kernel alone; registered derivatives compute in it. torch takes no
+# note of views there: tokens whose heads a kernel wrote side by side are new memory to a user, who
+# may change them in place.
+below_autograd: Callable[[], ContextManager] = getattr(
+    torch._C, '_AutoDispatchBelowADInplaceOrView', _below_autograd_in_old_torch
+)
 
 
 # An op refuses its inputs by the first, torch those that do not fit its schema by the others.
 REFUSALS = (RuntimeError, TypeError, AttributeError)
+# torch < 2.5 has it there alone.
+OUT_OF_MEMORY = getattr(torch, 'OutOfMemoryError', torch.cuda.OutOfMemoryError)
+# Bound here, as looking them up takes as long as calling them.
+_is_tracing = torch._C._is_tracing
+_is_transforming = torch._C._are_functorch_transforms_active
+_is_grad_enabled = torch.is_grad_enabled
 
 
-def at_once(op: Any, *inputs: Any) -> Any:
-    """``op(*inputs)``, the short way of a public function with ``backend='auto'``, in no graph.
+def door(name: str, can_run: Callable, call: Optional[Callable] = None) -> Callable[..., Any]:
+    """The short way of a public function to its compiled op, for ``backend='auto'``.
 
-    torch's dispatcher chooses the kernel, the rule of autocast and whether autograd records, and
-    the op checks its inputs. After one of :data:`REFUSALS` the public function goes the long way:
-    checks that quote the values by their names, and then another kernel or the reference. If
-    nothing is wrong there, the op raises its own error again.
+    Checks in Python take longer than a small kernel. So the op comes first: torch's dispatcher
+    chooses the kernel, the rule of autocast and whether autograd records, and C++ checks the
+    inputs. ``can_run`` is asked after an error alone. If it gives a reason, the op has refused its
+    inputs, and the public function goes the long way: checks that quote the values by their names,
+    and then another kernel or the reference. Without a reason the error is of the op itself, such
+    as too little memory, and is raised.
+
+    Args:
+        name: The op's name in :data:`NAMESPACE`.
+        can_run: Gets the inputs of a call. It passes quietly if the compiled op takes them, and
+            otherwise raises an error with the reason.
+        call: Calls the op, if a public function has other inputs. Default: None, the op itself.
+
+    Returns:
+        ``(backend, *inputs) -> result``. The result is None where the long way decides.
     """
-    if (
-        WHY_MISSING is not None
-        or getattr(_CHOSEN, 'backend', _DEFAULT) != 'auto'  # as current_backend(), without a call
-        or torch.jit.is_tracing()
-        or torch._C._are_functorch_transforms_active()
-    ):
-        raise RuntimeError('the long way decides')
-    # A dual tensor has a derivative without a graph.
-    if torch.is_grad_enabled() or forward_ad._current_level >= 0:
-        return op(*inputs)
-    with below_autograd():
-        return op(*inputs)
+    call = call or find(name)
+
+    def at_once(backend: str, *inputs: Any) -> Any:
+        if (
+            backend != 'auto'
+            or is_compiling()
+            or WHY_MISSING is not None
+            or getattr(_CHOSEN, 'backend', _DEFAULT) != 'auto'  # current_backend(), without a call
+            or _is_tracing()
+            or _is_transforming()
+        ):
+            return None
+        try:
+            # A dual tensor has a derivative without a graph.
+            if _is_grad_enabled() or forward_ad._current_level >= 0:
+                return call(*inputs)  # type: ignore[misc]  # a TypeError without the op
+            with below_autograd():
+                return call(*inputs)  # type: ignore[misc]
+        except OUT_OF_MEMORY:
+            raise
+        except REFUSALS:
+            if _refuses(name, can_run, inputs):
+                return None
+            raise
+
+    return at_once
+
+
+def _refuses(name: str, can_run: Callable, inputs: Sequence[Any]) -> bool:
+    """Whether a compiled op cannot run with these inputs, on their device or at all."""
+    devices = [value.device for value in inputs if isinstance(value, torch.Tensor)]
+    if not devices or why_not(name, devices[0].type) is not None:
+        return True
+    try:
+        can_run(*inputs)
+    except Exception:  # the long way has the same checks, and may raise it again
+        return True
+    return False
 
 
 class Function(torch.autograd.Function):
@@ -366,7 +421,9 @@ def _log_fallback(reason: str) -> None:
     print_log(f'mmlaplace.ops: using the PyTorch reference, because {reason}.', logger='current')
 
 
-def select(name: str, reference: Callable, device: torch.device, backend: str) -> Callable:
+def select(
+    name: str, reference: Callable, device: torch.device, backend: str, pays: bool = True
+) -> Callable:
     """The callable that computes op ``name`` on ``device``.
 
     Args:
@@ -376,6 +433,8 @@ def select(name: str, reference: Callable, device: torch.device, backend: str) -
         backend: ``'auto'``, ``'native'`` or ``'reference'``. ``'auto'`` takes the backend of
             :func:`current_backend`. If this is ``'auto'`` too, the native op computes if it can
             run, and else the reference, with one line in the log.
+        pays: Whether the native op is faster for these inputs. Otherwise ``'auto'`` takes the
+            reference. Default: True.
 
     Raises:
         ValueError: For another ``backend``.
@@ -384,9 +443,11 @@ def select(name: str, reference: Callable, device: torch.device, backend: str) -
     """
     check_backend(backend)
     if backend == 'auto':
-        backend = 'native' if name in native_ops() else current_backend()
+        backend = 'native' if pays and name in native_ops() else current_backend()
+    if backend == 'reference' or (backend == 'auto' and not pays):
+        return reference
     to_onnx = exporting_to_onnx()
-    if backend == 'reference' or (backend == 'auto' and to_onnx):
+    if backend == 'auto' and to_onnx:
         return reference
     reason = why_not(name, device.type)
     if reason is None and not to_onnx:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from . import _checks, _native
+from .backend import exporting
 from .precision import fp32_under_autocast, upcast
 
 
@@ -16,6 +17,7 @@ class Metric(NamedTuple):
     Attributes:
         name: The op's name.
         reference: ``(q, k, bandwidth) -> K`` in plain PyTorch.
+        logarithm: ``(q, k, bandwidth) -> log K`` in plain PyTorch, which does not underflow.
         derivative: The factor, from the bandwidth.
         slope: An odd elementwise function.
         curvature: The derivative of ``slope``, or None if it is zero.
@@ -25,6 +27,7 @@ class Metric(NamedTuple):
 
     name: str
     reference: Callable[[Tensor, Tensor, float], Tensor]
+    logarithm: Callable[[Tensor, Tensor, float], Tensor]
     derivative: Callable[[float], float]
     slope: Callable[[Tensor], Tensor]
     curvature: Optional[Callable[[Tensor], Tensor]]
@@ -42,6 +45,15 @@ class Metric(NamedTuple):
             )
             _native.register(gradient, of_gradient, lambda *a: Gradient.apply(*a, self, op))
 
+    def can_run(self, q: Tensor, k: Tensor, bandwidth: float) -> None:
+        """Raise unless the compiled op takes these inputs."""
+        _checks.check_query_key(self.name, q, k)
+        check_bandwidth(self, bandwidth, q)
+
+    def door(self) -> Callable[..., Any]:
+        """The short way to the compiled op, see :func:`._native.door`."""
+        return _native.door(self.name, fp32_under_autocast(self.can_run))
+
     def gradient(self, compute: Callable, *args: Any) -> Tuple[Tensor, Tensor]:
         """The gradients of q and k, by the backend that computed the kernel."""
         if compute is self.reference:
@@ -56,6 +68,42 @@ class Metric(NamedTuple):
             q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
             of_q, of_k = torch.autograd.grad(self.reference(q, k, bandwidth), (q, k), grad)
             return of_q, of_k
+
+
+class Logarithm(_native.Function):
+    """``log K``, with derivatives of any order, which ``torch.cdist`` lacks."""
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, bandwidth: float, metric: Metric) -> Tensor:
+        return metric.logarithm(q, k, bandwidth)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        q, k, *ctx.constants = inputs
+        ctx.save_for_backward(q, k)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        bandwidth, metric = ctx.constants
+        # The derivative of log K is that of a kernel whose values are all 1.
+        plain = metric._replace(reference=metric.logarithm)
+        constants = (bandwidth, plain, plain.reference)
+        grads = Gradient.apply(grad, *ctx.saved_tensors, torch.ones_like(grad), *constants)
+        return (*grads, None, None)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple, q: Tensor, k: Tensor, *constants: Any
+    ) -> Tuple[Tensor, int]:
+        q, k = _batches_in_front(info.batch_size, in_dims, q, k)
+        return Logarithm.apply(q, k, *constants).unflatten(0, (info.batch_size, -1)), 0
+
+
+def logarithm_of_kernel(metric: Metric, q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
+    """``log K`` in plain PyTorch, ``(B, heads, N, M)``."""
+    if _checks.is_recording() or exporting():  # graphs take operations
+        return metric.logarithm(q, k, bandwidth)
+    return Logarithm.apply(q, k, bandwidth, metric)
 
 
 class Kernel(_native.Function):
@@ -217,8 +265,7 @@ def _batches_in_front(size: int, in_dims: tuple, *tensors: Tensor) -> list:
 
 
 def _fake(metric: Metric, q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
-    _checks.check_query_key(metric.name, q, k)
-    check_bandwidth(metric, bandwidth, q)
+    metric.can_run(q, k, bandwidth)
     return q.new_empty((*q.shape[:3], k.shape[2]))
 
 

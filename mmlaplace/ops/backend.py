@@ -151,7 +151,9 @@ def exporting() -> bool:
         >>> exporting()
         False
     """
-    return torch.jit.is_tracing() or _torch_export() or exporting_to_onnx()
+    if torch.jit.is_tracing():
+        return True
+    return is_compiling() and (_torch_export() or torch.onnx.is_in_onnx_export())
 
 
 def in_cpu_graph(tensor: torch.Tensor) -> bool:

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from . import _native
-from ._checks import is_compiling
 from ._inverse import (
     Inversion,
     add_ridge,
     check_inputs,
+    check_room,
     check_rows,
     identity_like,
     mean_of_triangles,
@@ -101,7 +101,7 @@ def cholesky_inverse(
         has a NaN or an infinity, or is not positive definite.
 
     Raises:
-        TypeError: If ``mat`` is no floating tensor.
+        TypeError: If ``mat`` is no floating tensor, or ``ridge`` no number.
         ValueError: If it is not square, or for ``ridge < 0``. With ``check``, also if ``mat`` has a
             value that is not finite, or if ``mat + ridge * I`` is not positive definite.
         RuntimeError: For ``backend='native'`` where the compiled op cannot run.
@@ -114,19 +114,13 @@ def cholesky_inverse(
                 [-0.3333,  0.6667]])
     """
     inverse = None
-    if backend == 'auto' and not is_compiling():
-        try:
-            inverse = _native.at_once(_OP, mat, ridge)
-        except _native.REFUSALS:
-            inverse = None
+    if not isinstance(ridge, Tensor):  # of an op, a tensor would be a number too
+        inverse = _at_once(backend, mat, ridge)
     if inverse is None:
         inverse = _checked_inverse(mat, ridge, backend)
     if check:
         raise_unless_finite(inverse, 'cholesky_inverse', mat, ridge)
     return inverse
-
-
-_OP = _native.find('cholesky_inverse')
 
 
 @fp32_under_autocast
@@ -138,6 +132,12 @@ def _checked_inverse(mat: Tensor, ridge: float, backend: str) -> Tensor:
     return Inversion(compute, of_mean=True, compiled=compiled)(mat)
 
 
+@fp32_under_autocast
+def _can_run(mat: Tensor, ridge: float) -> None:
+    check_inputs('cholesky_inverse', mat, ridge)
+    check_room('cholesky_inverse', mat)
+
+
 def _fake(mat: Tensor, ridge: float) -> Tensor:
     check_inputs('cholesky_inverse', mat, ridge)
     check_rows('cholesky_inverse', mat)
@@ -145,3 +145,4 @@ def _fake(mat: Tensor, ridge: float) -> Tensor:
 
 
 register('cholesky_inverse', _fake, of_mean=True)
+_at_once = _native.door('cholesky_inverse', _can_run)

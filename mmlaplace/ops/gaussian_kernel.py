@@ -3,15 +3,13 @@ from typing import Union
 import torch
 from torch import Tensor
 
-from . import _native
-from ._checks import is_compiling
 from ._pairwise import Metric, pairwise_kernel, sum_over_channels
 from .backend import exporting_to_onnx
 from .precision import upcast
 
 
-def gaussian_kernel_reference(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
-    """The specification of :func:`gaussian_kernel` in plain PyTorch."""
+def gaussian_logarithm(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
+    """The logarithm of the kernel in plain PyTorch, at least in fp32."""
     query, key = upcast(q, k)
     # Differences, not |q|^2 + |k|^2 - 2qk: that form cancels for near-equal landmarks.
     if exporting_to_onnx():  # which has no cdist
@@ -19,7 +17,12 @@ def gaussian_kernel_reference(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
     else:
         mode = 'donot_use_mm_for_euclid_dist'
         squared = torch.cdist(query, key, p=2, compute_mode=mode).square()
-    return torch.exp(squared * (-0.5 / bandwidth / bandwidth)).to(q.dtype)
+    return squared * (-0.5 / bandwidth / bandwidth)
+
+
+def gaussian_kernel_reference(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
+    """The specification of :func:`gaussian_kernel` in plain PyTorch."""
+    return torch.exp(gaussian_logarithm(q, k, bandwidth)).to(q.dtype)
 
 
 def gaussian_kernel(
@@ -66,21 +69,21 @@ def gaussian_kernel(
                   [0.3679, 0.3679]]]])
     """
     # Of an op, a tensor or a bool would be a number too.
-    if backend == 'auto' and not is_compiling() and type(bandwidth) in (float, int):
-        try:
-            return _native.at_once(_OP, q, k, bandwidth)
-        except _native.REFUSALS:
-            pass
+    if type(bandwidth) in (float, int):
+        kernel = _at_once(backend, q, k, bandwidth)
+        if kernel is not None:
+            return kernel
     return pairwise_kernel(GAUSSIAN, q, k, bandwidth, backend)
 
 
-_OP = _native.find('gaussian_kernel')
 GAUSSIAN = Metric(
     name='gaussian_kernel',
     reference=gaussian_kernel_reference,
+    logarithm=gaussian_logarithm,
     derivative=lambda bandwidth: -1 / bandwidth / bandwidth,
     slope=lambda difference: difference,
     curvature=torch.ones_like,
     smallest_bandwidth=torch.finfo(torch.float32).max ** -0.5,
 )
 GAUSSIAN.register()
+_at_once = GAUSSIAN.door()

@@ -95,7 +95,8 @@ def compute(
         return gelu_ffn_reference(x, first, first_bias, second, second_bias, approximate)
     rows, step = x.reshape(-1, x.shape[-1]), block_rows(x, len(first))
     if len(rows) > step:  # oneDNN orders the weights once for all blocks
-        first, second = in_order(first, step), in_order(second, step)
+        reorder = torch.ops.mkldnn._reorder_linear_weight
+        first, second = reorder(first, step), reorder(second, step)
     # torch gives oneDNN the address of a bias alone, without its stride.
     biases = first_bias.contiguous(), second_bias.contiguous()
     out = in_blocks(rows, step, first, biases[0], second, biases[1], approximate)
@@ -111,9 +112,9 @@ def in_blocks(
     rows: Tensor,
     step: int,
     first: Tensor,
-    first_bias: Tensor,
+    first_bias: Bias,
     second: Tensor,
-    second_bias: Tensor,
+    second_bias: Bias,
     approximate: str,
 ) -> Tensor:
     """The op of rows ``(rows, C)``, for ``step`` rows at a time."""
@@ -121,7 +122,7 @@ def in_blocks(
     if len(rows) <= step:
         hidden = linear(rows, first, first_bias, 'gelu', [], approximate)
         return linear(hidden, second, second_bias, 'none', [], '')
-    out = rows.new_empty(len(rows), len(second_bias))
+    out = rows.new_empty(len(rows), second.shape[0])
     for part, to in zip(rows.split(step), out.split(step)):
         hidden = linear(part, first, first_bias, 'gelu', [], approximate)
         to.copy_(linear(hidden, second, second_bias, 'none', [], ''))
@@ -138,8 +139,10 @@ def differentiable(
     looked_into = not in_graph and (
         torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     )
-    tensors = [tensor for tensor in (x, *weights) if tensor is not None]
-    recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    recorded = False
+    if torch.is_grad_enabled():
+        tensors = [tensor for tensor in (x, *weights) if tensor is not None]
+        recorded = any(tensor.requires_grad for tensor in tensors)
     if not looked_into and not recorded:
         with below_autograd():
             return gelu_ffn(x, *weights, approximate)

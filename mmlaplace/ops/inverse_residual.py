@@ -21,7 +21,7 @@ def inverse_residual(mat: Tensor, inverse: Tensor, ridge: float) -> Tensor:
         ``(...)``, at least fp32.
 
     Raises:
-        TypeError: If ``mat`` or ``inverse`` is no floating tensor.
+        TypeError: If ``mat`` or ``inverse`` is no floating tensor, or ``ridge`` no number.
         ValueError: If ``mat`` is not square, ``inverse`` has another shape, or for ``ridge < 0``.
 
     Examples:

@@ -4,21 +4,24 @@ from typing import Union
 import torch
 from torch import Tensor
 
-from . import _native
-from ._checks import is_compiling
 from ._pairwise import Metric, pairwise_kernel, sum_over_channels
 from .backend import exporting_to_onnx
 from .precision import upcast
 
 
-def laplacian_kernel_reference(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
-    """The specification of :func:`laplacian_kernel` in plain PyTorch."""
+def laplacian_logarithm(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
+    """The logarithm of the kernel in plain PyTorch, at least in fp32."""
     query, key = upcast(q, k)
     if exporting_to_onnx():  # which has no cdist
         distance = sum_over_channels(query, key, torch.abs)
     else:
         distance = torch.cdist(query, key, p=1)
-    return torch.exp(distance / -bandwidth).to(q.dtype)
+    return distance / -bandwidth
+
+
+def laplacian_kernel_reference(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
+    """The specification of :func:`laplacian_kernel` in plain PyTorch."""
+    return torch.exp(laplacian_logarithm(q, k, bandwidth)).to(q.dtype)
 
 
 def laplacian_kernel(
@@ -65,18 +68,17 @@ def laplacian_kernel(
                   [0.6065, 0.6065]]]])
     """
     # Of an op, a tensor or a bool would be a number too.
-    if backend == 'auto' and not is_compiling() and type(bandwidth) in (float, int):
-        try:
-            return _native.at_once(_OP, q, k, bandwidth)
-        except _native.REFUSALS:
-            pass
+    if type(bandwidth) in (float, int):
+        kernel = _at_once(backend, q, k, bandwidth)
+        if kernel is not None:
+            return kernel
     return pairwise_kernel(LAPLACIAN, q, k, bandwidth, backend)
 
 
-_OP = _native.find('laplacian_kernel')
 LAPLACIAN = Metric(
     name='laplacian_kernel',
     reference=laplacian_kernel_reference,
+    logarithm=laplacian_logarithm,
     derivative=lambda bandwidth: -1 / bandwidth,
     slope=torch.sign,
     curvature=None,
@@ -84,3 +86,4 @@ LAPLACIAN = Metric(
     smallest_bandwidth=1 / (math.log(2) * torch.finfo(torch.float32).max),
 )
 LAPLACIAN.register()
+_at_once = LAPLACIAN.door()

@@ -1,6 +1,6 @@
 """Attention whose weights are products of features, in time linear in the tokens."""
 
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _checks, _native
-from .backend import ceil_div, current_backend
-from .nystrom_attention import _apart, _joined
-from .precision import no_autocast, upcast, wide_dtype
+from .backend import ceil_div
+from .nystrom_attention import batches_apart, joined_batches
+from .precision import no_autocast, one_dtype, upcast, wide_dtype
 
 OP = 'linear_attention'
 # On a GPU. A block keeps the sums over the keys in shared memory, which has no room for more.
@@ -52,12 +52,11 @@ def linear_attention_reference(
     streams: int,
 ) -> Tensor:
     """The specification of :func:`linear_attention` in plain PyTorch."""
-    query, key, value = upcast(q, k, v)
-    query, key = FEATURES[features](query), FEATURES[features](key)
-    if top_q is None or top_k is None:
-        top_q, top_k = query, key
-    else:
-        top_q, top_k = upcast(top_q, top_k)
+    numerator = () if top_q is None or top_k is None else (top_q, top_k)
+    query, key, value, *tops = upcast(q, k, v, *numerator)
+    if features != 'none':
+        query, key = FEATURES[features](query), FEATURES[features](key)
+    top_q, top_k = tops or (query, key)
     summed = top_k.transpose(-2, -1) @ value / k.shape[-2]  # (B, heads, f, d)
     mean_key = key.mean(-2).unsqueeze(-1)  # (B, heads, f, 1)
     if streams == 1:
@@ -108,8 +107,8 @@ class Attention(_native.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *inputs: Any) -> Tuple[tuple, tuple]:
-        outputs = Attention.apply(*_joined(info.batch_size, in_dims, inputs, rotary=-1))
-        return _apart(info.batch_size, outputs)
+        outputs = Attention.apply(*joined_batches(info.batch_size, in_dims, inputs, rotary=-1))
+        return batches_apart(info.batch_size, outputs)
 
 
 class AttentionGradient(_native.Function):
@@ -142,8 +141,10 @@ class AttentionGradient(_native.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *inputs: Any) -> Tuple[tuple, tuple]:
-        outputs = AttentionGradient.apply(*_joined(info.batch_size, in_dims, inputs, rotary=-1))
-        return _apart(info.batch_size, outputs)
+        outputs = AttentionGradient.apply(
+            *joined_batches(info.batch_size, in_dims, inputs, rotary=-1)
+        )
+        return batches_apart(info.batch_size, outputs)
 
 
 def linear_attention(
@@ -191,12 +192,13 @@ def linear_attention(
             and else the reference), ``'native'`` or ``'reference'``.
 
     Returns:
-        ``(B, heads, N, d)`` in the dtype of ``v``.
+        ``(B, heads, N, d)`` in the dtype of ``v``. Tensors of several dtypes are computed in that
+        to which all of them promote.
 
     Raises:
-        TypeError: If an input is no floating tensor.
-        ValueError: For shapes or devices that do not fit, unknown ``features``, and numbers out of
-            range.
+        TypeError: If an input is no floating tensor, or ``eps`` no number.
+        ValueError: For shapes or devices that do not fit, no keys, unknown ``features``, and
+            numbers out of range.
         RuntimeError: For ``backend='native'`` where the compiled op cannot run.
 
     Examples:
@@ -207,28 +209,78 @@ def linear_attention(
         tensor(1.)
     """
     top_q, top_k = (None, None) if numerator is None else numerator
+    pays = _pays(q, k, v, eps_of_sum)
+    if pays and not isinstance(eps, Tensor):  # of an op, a tensor would be a number too
+        out = _at_once(backend, q, k, v, top_q, top_k, eps, features, streams, eps_of_sum)
+        if out is not None:
+            return out
     _check(q, k, v, top_q, top_k, eps, features, streams)
-    constants = eps / k.shape[-2] if eps_of_sum else eps, features, streams
+    tensors = one_dtype(q, k, v, top_q, top_k)
+    constants = (eps / k.shape[-2] if eps_of_sum else eps, features, streams)
+    compute = _native.select(OP, linear_attention_reference, q.device, backend, pays)
     with no_autocast(q.device):
-        faster = (
-            q.device.type == 'cuda'
-            and max(q.shape[-1], v.shape[-1]) <= LARGEST
-            and not (eps_of_sum and _checks.is_recording())
-            and forward_ad._current_level < 0
-        )
-        asked = current_backend() if backend == 'auto' else backend
-        compute: Callable = linear_attention_reference
-        if faster or asked != 'auto':
-            compute = _native.select(OP, linear_attention_reference, q.device, backend)
         if compute is linear_attention_reference:
-            return compute(q, k, v, top_q, top_k, *constants)
-        shared = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
-        given = (q, k, v, top_q, top_k)
-        tensors = (None if tensor is None else tensor.to(shared) for tensor in given)
+            out = compute(*tensors, *constants)
+            return out if out.dtype == v.dtype else out.to(v.dtype)
         # Graphs take ops, whose derivative is their own.
         if not _checks.is_recording():
             compute = Attention.apply
         return compute(*tensors, *constants)[0].to(v.dtype)
+
+
+def _pays(q: Tensor, k: Tensor, v: Tensor, eps_of_sum: bool) -> bool:
+    """Whether the compiled op is faster than torch's products, and has the same derivatives."""
+    return (
+        isinstance(q, Tensor)
+        and q.is_cuda
+        and all(isinstance(tensor, Tensor) and tensor.dim() == 4 for tensor in (q, k, v))
+        and max(q.shape[3], v.shape[3]) <= LARGEST
+        and not (eps_of_sum and _checks.is_recording())
+        and forward_ad._current_level < 0
+    )
+
+
+def _compute(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    top_q: Optional[Tensor],
+    top_k: Optional[Tensor],
+    eps: float,
+    features: str,
+    streams: int,
+    eps_of_sum: bool,
+) -> Tensor:
+    """The compiled op with an epsilon as users give it."""
+    _check_keys(k)
+    eps = eps / k.shape[-2] if eps_of_sum else eps
+    return _OP(q, k, v, top_q, top_k, eps, features, streams)[0]
+
+
+def _can_run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    top_q: Optional[Tensor],
+    top_k: Optional[Tensor],
+    eps: float,
+    features: str,
+    streams: int,
+    eps_of_sum: bool = False,
+) -> None:
+    _check(q, k, v, top_q, top_k, eps, features, streams)
+    for name, tensor in (('k', k), ('v', v), ('top_q', top_q), ('top_k', top_k)):
+        if tensor is not None and tensor.dtype != q.dtype:
+            raise ValueError(f'{OP}: {name} must be {q.dtype} as q is, got {tensor.dtype}')
+
+
+def _check_keys(k: Tensor) -> None:
+    """Raise if there is no key, as a mean of nothing is NaN. Graphs have other numbers later."""
+    if not _checks.is_recording() and k.shape[2] == 0:
+        raise ValueError(
+            f'{OP}: k must have at least one key, got shape {tuple(k.shape)}; without a key there '
+            'is no mean'
+        )
 
 
 def _check(
@@ -248,16 +300,17 @@ def _check(
                 f'{OP}: {name} must have the four axes (B, heads, tokens, channels), got shape '
                 f'{tuple(tensor.shape)}'
             )
+    _check_keys(k)
     batch, heads, _, width = q.shape
-    for name, given, expected in (
+    shapes: List[Tuple[str, Tensor, Tuple[int, ...]]] = [
         ('k', k, (batch, heads, k.shape[2], width)),
         ('v', v, (batch, heads, k.shape[2], v.shape[3])),
-        ('numerator[0]', top_q, tuple(q.shape)),
-        ('numerator[1]', top_k, tuple(k.shape)),
-    ):
-        if given is None:
-            continue
-        _checks.check_floating(OP, name, given)
+    ]
+    for name, given, like in (('numerator[0]', top_q, q), ('numerator[1]', top_k, k)):
+        if given is not None:
+            _checks.check_floating(OP, name, given)
+            shapes.append((name, given, tuple(like.shape)))
+    for name, given, expected in shapes:
         if given.shape != expected or given.device != q.device:
             raise ValueError(
                 f'{OP}: {name} must be {expected} on {q.device} for q {tuple(q.shape)} and k '
@@ -265,8 +318,7 @@ def _check(
             )
     if (top_q is None) != (top_k is None):
         raise ValueError(f'{OP}: a numerator needs both of its tensors, got one')
-    if isinstance(eps, (int, float)) and not 0 <= eps < float('inf'):
-        raise ValueError(f'{OP}: eps must be finite and not negative, got {eps}')
+    _checks.check_not_negative(OP, 'eps', eps)
     if features not in FEATURES:
         raise ValueError(f'{OP}: features must be one of {tuple(FEATURES)}, got {features!r}')
     if streams not in (1, 2):
@@ -285,10 +337,7 @@ def _fake(
     features: str,
     streams: int,
 ) -> Tuple[Tensor, Tensor]:
-    _check(q, k, v, top_q, top_k, eps, features, streams)
-    for name, tensor in (('k', k), ('v', v), ('top_q', top_q), ('top_k', top_k)):
-        if tensor is not None and tensor.dtype != q.dtype:
-            raise ValueError(f'{OP}: {name} must be {q.dtype} as q is, got {tensor.dtype}')
+    _can_run(q, k, v, top_q, top_k, eps, features, streams)
     sums = q.new_empty((*q.shape[:2], q.shape[3], v.shape[3] + 1), dtype=wide_dtype(q))
     return _tokens(q, v.shape[3]), sums
 
@@ -321,5 +370,7 @@ def _tokens(like: Tensor, width: int) -> Tensor:
     return like.new_empty((batch, tokens, heads, width)).transpose(1, 2)
 
 
+_OP: Any = _native.find(OP)
 _native.register(OP, _fake, Attention.apply, widen=False)
+_at_once = _native.door(OP, _can_run, _compute)
 _native.register(f'_{OP}_backward', _fake_gradient, AttentionGradient.apply, widen=False)

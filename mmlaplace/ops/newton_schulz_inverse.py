@@ -11,6 +11,7 @@ from ._inverse import (
     Inversion,
     add_ridge,
     check_inputs,
+    check_room,
     check_rows,
     identity_like,
     raise_unless_finite,
@@ -100,7 +101,7 @@ def newton_schulz_inverse(
         ``return_residual`` also a detached residual ``(...)`` of at least fp32.
 
     Raises:
-        TypeError: If ``mat`` is no floating tensor.
+        TypeError: If ``mat`` is no floating tensor, or ``ridge`` no number.
         ValueError: If it is not square, for ``num_iters < 1`` or ``ridge < 0``, for a start that
             does not fit or two of them, or if a residual is above ``max_residual``. With ``check``,
             also if ``mat`` has a value that is not finite, or if the iteration diverged because P
@@ -118,11 +119,8 @@ def newton_schulz_inverse(
     """
     op = 'newton_schulz_inverse'
     inverse = None
-    if backend == 'auto' and start is None and not _checks.is_compiling():
-        try:
-            inverse = _native.at_once(_OP, mat, num_iters, ridge, start_scale)
-        except _native.REFUSALS:
-            inverse = None
+    if start is None and not isinstance(ridge, Tensor):  # of an op, a tensor would be a number too
+        inverse = _at_once(backend, mat, num_iters, ridge, start_scale)
     if inverse is None:
         inverse = _checked_inverse(mat, num_iters, ridge, start_scale, start, backend)
     if check:
@@ -133,9 +131,6 @@ def newton_schulz_inverse(
     if max_residual is not None:
         _check_residual(op, mat, residual, num_iters, max_residual)
     return (inverse, residual) if return_residual else inverse
-
-
-_OP = _native.find('newton_schulz_inverse')
 
 
 @fp32_under_autocast
@@ -219,20 +214,35 @@ def _check_residual(
     )
 
 
+@fp32_under_autocast
+def _can_run(
+    mat: Tensor, num_iters: int, ridge: float, start_scale: Optional[Tensor] = None
+) -> None:
+    _fits(mat, num_iters, ridge, start_scale)
+    check_room('newton_schulz_inverse', mat)
+
+
+def _fits(mat: Tensor, num_iters: int, ridge: float, start_scale: Optional[Tensor]) -> None:
+    """Raise unless these are inputs as the compiled op has them."""
+    op = 'newton_schulz_inverse'
+    _check(op, mat, num_iters, ridge)
+    if start_scale is None:
+        return
+    _checks.check_floating(op, 'start_scale', start_scale)
+    if start_scale.shape != mat.shape[:-2] or start_scale.device != mat.device:
+        raise ValueError(
+            f'{op}: start_scale must be {tuple(mat.shape[:-2])} on {mat.device}, one for each '
+            f'matrix, got {tuple(start_scale.shape)} on {start_scale.device}'
+        )
+
+
 def _fake(
     mat: Tensor, num_iters: int, ridge: float, start_scale: Optional[Tensor] = None
 ) -> Tensor:
-    op = 'newton_schulz_inverse'
-    _check(op, mat, num_iters, ridge)
-    check_rows(op, mat)
-    if start_scale is not None:
-        _checks.check_floating(op, 'start_scale', start_scale)
-        if start_scale.shape != mat.shape[:-2]:
-            raise ValueError(
-                f'{op}: start_scale must be {tuple(mat.shape[:-2])}, one for each matrix, got '
-                f'{tuple(start_scale.shape)}'
-            )
+    _fits(mat, num_iters, ridge, start_scale)
+    check_rows('newton_schulz_inverse', mat)
     return mat.new_empty(mat.shape)
 
 
 register('newton_schulz_inverse', _fake, of_mean=False)
+_at_once = _native.door('newton_schulz_inverse', _can_run)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import _checks, _native
-from ._inverse import batch_in_front, check_rows, identity_like, select
+from ._inverse import batch_in_front, check_room, check_rows, identity_like, select
 from .precision import fp32_under_autocast, upcast, wide_dtype
 
 # An eigenvalue l of W with alpha l^2 = 2 is mapped to 0 by the first step, and never comes back.
@@ -97,20 +97,16 @@ def newton_start_scale(
         all matrices that share its :math:`\alpha`.
 
     Raises:
-        TypeError: If ``mat`` is no floating tensor.
+        TypeError: If ``mat`` is no floating tensor, or ``factor`` no number.
         ValueError: If it is not square, or for a factor that is not positive and finite.
 
     Source: SOFT (arXiv 2110.11945) and SOFT++ (arXiv 2207.03341), the authors' code.
     """
-    if backend == 'auto' and not _checks.is_compiling():
-        try:
-            return _native.at_once(_OP, mat, factor, halve, per_batch)
-        except _native.REFUSALS:
-            pass
+    if not isinstance(factor, Tensor):  # of an op, a tensor would be a number too
+        scale = _at_once(backend, mat, factor, halve, per_batch)
+        if scale is not None:
+            return scale
     return _checked_scale(mat, factor, halve, per_batch, backend)
-
-
-_OP = _native.find('_newton_start_scale')
 
 
 @fp32_under_autocast
@@ -130,10 +126,18 @@ def _check(mat: Tensor, factor: float) -> None:
     _checks.check_positive('newton_start_scale', 'factor', factor)
 
 
+@fp32_under_autocast
+def _can_run(mat: Tensor, factor: float, halve: bool, per_batch: bool) -> None:
+    _check(mat, factor)
+    check_room('newton_start_scale', mat)
+
+
 def _fake(mat: Tensor, factor: float, halve: bool, per_batch: bool) -> Tensor:
     _check(mat, factor)
     check_rows('newton_start_scale', mat)
     return mat.new_empty(mat.shape[:-2], dtype=wide_dtype(mat))
 
 
+_OP = _native.find('_newton_start_scale')
 _native.register('_newton_start_scale', _fake, lambda *args: StartScale.apply(_OP, *args))
+_at_once = _native.door('_newton_start_scale', _can_run)

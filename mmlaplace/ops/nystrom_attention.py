@@ -9,7 +9,7 @@ from . import _checks, _native
 from ._pairwise import check_bandwidth, pairwise_kernel
 from .gaussian_kernel import GAUSSIAN
 from .laplacian_kernel import LAPLACIAN
-from .precision import HALVES, no_autocast, upcast, wide_dtype
+from .precision import HALVES, no_autocast, one_dtype, upcast, wide_dtype
 from .rotary import check_form, check_table, turn
 
 METRICS = {'laplacian': LAPLACIAN, 'gaussian': GAUSSIAN}
@@ -79,8 +79,8 @@ class Attention(_native.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *inputs: Any) -> Tuple[tuple, tuple]:
-        outputs = Attention.apply(*_joined(info.batch_size, in_dims, inputs, rotary=6))
-        return _apart(info.batch_size, outputs)
+        outputs = Attention.apply(*joined_batches(info.batch_size, in_dims, inputs, rotary=6))
+        return batches_apart(info.batch_size, outputs)
 
 
 class AttentionGradient(_native.Function):
@@ -111,11 +111,13 @@ class AttentionGradient(_native.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *inputs: Any) -> Tuple[tuple, tuple]:
-        outputs = AttentionGradient.apply(*_joined(info.batch_size, in_dims, inputs, rotary=7))
-        return _apart(info.batch_size, outputs)
+        outputs = AttentionGradient.apply(
+            *joined_batches(info.batch_size, in_dims, inputs, rotary=7)
+        )
+        return batches_apart(info.batch_size, outputs)
 
 
-def _joined(size: int, in_dims: tuple, inputs: tuple, rotary: int) -> list:
+def joined_batches(size: int, in_dims: tuple, inputs: tuple, rotary: int) -> list:
     """Inputs with the axes of vmap and of the batch joined. The rotary table has neither axis."""
     joined = []
     for index, (value, axis) in enumerate(zip(inputs, in_dims)):
@@ -126,7 +128,8 @@ def _joined(size: int, in_dims: tuple, inputs: tuple, rotary: int) -> list:
     return joined
 
 
-def _apart(size: int, outputs: tuple) -> Tuple[tuple, tuple]:
+def batches_apart(size: int, outputs: tuple) -> Tuple[tuple, tuple]:
+    """The opposite of :func:`joined_batches` for outputs, and their axes of vmap."""
     return tuple(out.unflatten(0, (size, -1)) for out in outputs), (0,) * len(outputs)
 
 
@@ -189,7 +192,7 @@ def nystrom_attention(
         ``(B, N, heads, d)``, so that joining the heads copies nothing.
 
     Raises:
-        TypeError: If an input is no floating tensor.
+        TypeError: If an input is no floating tensor, or a number is a tensor.
         ValueError: For shapes or devices that do not fit, an unknown kernel or form, and numbers
             out of range.
         RuntimeError: For ``backend='native'`` where the compiled op cannot run.
@@ -206,47 +209,14 @@ def nystrom_attention(
         >>> nystrom_attention(q, k, v, landmarks, inverse, 4.0, whitening_eps=1e-5).shape
         torch.Size([1, 2, 100, 8])
     """
+    tensors = (q, k, v, landmarks, inverse, scale, rotary)
+    constants = (kernel, bandwidth, whitening_eps, rotary_form)
     # Of an op, a tensor or a bool would be a number too.
-    if backend == 'auto' and not _checks.is_compiling() and type(bandwidth) in (float, int):
-        try:
-            if scale is None:
-                of_heads = q.new_ones(q.shape[:2])
-            else:
-                wide = scale.float() if scale.dtype in HALVES else scale
-                of_heads = wide.expand(*q.shape[:2], 1, 1).flatten(1)
-            return _native.at_once(
-                _OP,
-                q,
-                k,
-                v,
-                landmarks,
-                inverse,
-                of_heads,
-                rotary,
-                kernel,
-                bandwidth,
-                whitening_eps,
-                rotary_form,
-            )[0]
-        except _native.REFUSALS:
-            pass
-    return _checked_attention(
-        q,
-        k,
-        v,
-        landmarks,
-        inverse,
-        scale,
-        rotary,
-        kernel,
-        bandwidth,
-        whitening_eps,
-        rotary_form,
-        backend,
-    )
-
-
-_OP = _native.find(OP)
+    if type(bandwidth) in (float, int) and not isinstance(whitening_eps, Tensor):
+        out = _at_once(backend, *tensors, *constants)
+        if out is not None:
+            return out
+    return _checked_attention(*tensors, *constants, backend)
 
 
 def _checked_attention(
@@ -263,10 +233,11 @@ def _checked_attention(
     rotary_form: str,
     backend: str,
 ) -> Tensor:
-    _check_names(kernel, rotary_form)
-    q, k, v = _one_dtype(q, k, v)
-    _check(q, k, v, landmarks, inverse, rotary)
-    _check_numbers(q, kernel, bandwidth, whitening_eps)
+    check_names(OP, kernel, rotary_form)
+    q, k, v = tokens_of_one_dtype(OP, q, k, v)
+    check_shapes(OP, q, k, v, landmarks, inverse, rotary)
+    check_number(OP, q, kernel, bandwidth)
+    _check_eps(whitening_eps)
     compute = _native.select(OP, nystrom_attention_reference, q.device, backend)
     with no_autocast(q.device):
         scale = _scale_of_heads(torch.ones((), device=q.device) if scale is None else scale, q)
@@ -279,57 +250,105 @@ def _checked_attention(
         return (compute if _checks.is_recording() else Attention.apply)(*inputs)[0]
 
 
-def _check_names(kernel: str, rotary_form: str) -> None:
-    if kernel not in METRICS:
-        raise ValueError(f'{OP}: kernel must be one of {tuple(METRICS)}, got {kernel!r}')
-    check_form(OP, rotary_form)
+def _compute(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    landmarks: Tensor,
+    inverse: Tensor,
+    scale: Optional[Tensor],
+    *others: Any,
+) -> Tensor:
+    """The compiled op with a scale as users give it. The op takes one for each head of an image."""
+    if scale is None:
+        of_heads = q.new_ones(q.shape[:2])
+    else:
+        wide = scale.float() if scale.dtype in HALVES else scale
+        of_heads = wide.expand(*q.shape[:2], 1, 1).flatten(1)
+    return _OP(q, k, v, landmarks, inverse, of_heads, *others)[0]
 
 
-def _check_numbers(
-    q: Tensor, kernel: str, bandwidth: float, whitening_eps: Optional[float]
+def _can_run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    landmarks: Tensor,
+    inverse: Tensor,
+    scale: Optional[Tensor],
+    rotary: Optional[Tensor],
+    kernel: str,
+    bandwidth: float,
+    whitening_eps: Optional[float],
+    rotary_form: str,
 ) -> None:
+    check_names(OP, kernel, rotary_form)
+    check_shapes(OP, q, k, v, landmarks, inverse, rotary)
+    check_number(OP, q, kernel, bandwidth)
+    _check_eps(whitening_eps)
+    _checks.check_like(OP, 'v', v, k)
+    if scale is not None:
+        _scale_of_heads(scale, q)
+
+
+def check_names(op: str, kernel: str, rotary_form: str) -> None:
+    """Raise unless kernel and form are known. ``op`` is the name in the error, here and below."""
+    if kernel not in METRICS:
+        raise ValueError(f'{op}: kernel must be one of {tuple(METRICS)}, got {kernel!r}')
+    check_form(op, rotary_form)
+
+
+def check_number(op: str, q: Tensor, kernel: str, bandwidth: float) -> None:
+    """Raise unless the bandwidth is a number in range."""
     if isinstance(bandwidth, Tensor):
         raise TypeError(
-            f'{OP}: bandwidth must be a number, got a tensor; divide q, k and landmarks'
+            f'{op}: bandwidth must be a number, got a tensor; divide q, k and landmarks'
         )
-    check_bandwidth(METRICS[kernel], bandwidth, q, OP)
+    check_bandwidth(METRICS[kernel], bandwidth, q, op)
+
+
+def _check_eps(whitening_eps: Optional[float]) -> None:
     if whitening_eps is not None:
         _checks.check_positive(OP, 'whitening_eps', whitening_eps)
 
 
-def _one_dtype(*tensors: Tensor) -> Tuple[Tensor, ...]:
-    for name, tensor in zip('qkv', tensors):
-        _checks.check_tensor(OP, name, tensor)
-    dtype = torch.promote_types(
-        torch.promote_types(tensors[0].dtype, tensors[1].dtype), tensors[2].dtype
-    )
-    return tuple(tensor.to(dtype) for tensor in tensors)
+def tokens_of_one_dtype(op: str, q: Tensor, k: Tensor, v: Tensor) -> Tuple[Tensor, ...]:
+    """q, k and v in the dtype that they promote to."""
+    for name, tensor in (('q', q), ('k', k), ('v', v)):
+        _checks.check_tensor(op, name, tensor)
+    return tuple(one_dtype(q, k, v))
 
 
-def _check(
-    q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, inverse: Tensor, rotary: Optional[Tensor]
+def check_shapes(
+    op: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    landmarks: Tensor,
+    inverse: Tensor,
+    rotary: Optional[Tensor],
 ) -> None:
-    _checks.check_query_key(OP, q, k)
+    """Raise unless the tensors of a Nyström attention fit each other."""
+    _checks.check_query_key(op, q, k)
     batch, heads, tokens, dims = q.shape
-    _checks.check_floating(OP, 'landmarks', landmarks)
+    _checks.check_floating(op, 'landmarks', landmarks)
     keys, marks = k.shape[2], landmarks.shape[2] if landmarks.dim() == 4 else 'm'
     for name, tensor, expected in (
         ('v', v, (batch, heads, keys, dims)),
         ('landmarks', landmarks, (batch, heads, marks, dims)),
         ('inverse', inverse, (batch, heads, marks, marks)),
     ):
-        _checks.check_floating(OP, name, tensor)
+        _checks.check_floating(op, name, tensor)
         if tensor.shape != expected or tensor.device != q.device:
             raise ValueError(
-                f'{OP}: {name} must be {expected} on {q.device}, got {tuple(tensor.shape)} on '
+                f'{op}: {name} must be {expected} on {q.device}, got {tuple(tensor.shape)} on '
                 f'{tensor.device}'
             )
     if rotary is None:
         return
-    check_table(OP, rotary, q)
+    check_table(op, rotary, q)
     if tokens != keys:
         raise ValueError(
-            f'{OP}: rotary needs as many queries as keys, got {tokens} queries and {keys} keys'
+            f'{op}: rotary needs as many queries as keys, got {tokens} queries and {keys} keys'
         )
 
 
@@ -358,10 +377,8 @@ def _fake(
     whitening_eps: Optional[float],
     rotary_form: str,
 ) -> Tuple[Tensor, ...]:
-    _check_names(kernel, rotary_form)
-    _check(q, k, v, landmarks, inverse, rotary)
-    _check_numbers(q, kernel, bandwidth, whitening_eps)
-    _checks.check_like(OP, 'v', v, k)
+    constants = (kernel, bandwidth, whitening_eps, rotary_form)
+    _can_run(q, k, v, landmarks, inverse, None, rotary, *constants)
     batch, heads, tokens, dims = q.shape
     _checks.check_floating(OP, 'scale', scale)
     if scale.shape != (batch, heads):
@@ -370,7 +387,7 @@ def _fake(
     moments = 0 if whitening_eps is None else marks
     wide = wide_dtype(q)
     return (
-        _by_head(q, tokens),
+        tokens_by_head(q, tokens),
         q.new_empty((batch, heads, moments), dtype=wide),
         q.new_empty((batch, heads, moments, moments), dtype=wide),
         q.new_empty((batch, heads, marks, dims), dtype=wide),
@@ -396,18 +413,20 @@ def _fake_gradient(
     for (name, tensor), like in zip([('the gradient', grad), *kept.items()], outs):
         _checks.check_like(OP, name, tensor, like)
     return (
-        _by_head(q, q.shape[2]),
-        _by_head(q, k.shape[2]),
-        _by_head(q, k.shape[2]),
+        tokens_by_head(q, q.shape[2]),
+        tokens_by_head(q, k.shape[2]),
+        tokens_by_head(q, k.shape[2]),
         *(tensor.new_empty(tensor.shape) for tensor in (landmarks, inverse, scale)),
     )
 
 
-def _by_head(q: Tensor, tokens: int) -> Tensor:
+def tokens_by_head(q: Tensor, tokens: int) -> Tensor:
     """Empty tokens ``(B, heads, N, d)``, whose heads are side by side in memory."""
     batch, heads, _, dims = q.shape
     return q.new_empty((batch, tokens, heads, dims)).transpose(1, 2)
 
 
+_OP: Any = _native.find(OP)
 _native.register(OP, _fake, Attention.apply, widen=False)
+_at_once = _native.door(OP, _can_run, _compute)
 _native.register(f'_{OP}_backward', _fake_gradient, AttentionGradient.apply, widen=False)

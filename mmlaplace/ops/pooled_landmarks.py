@@ -173,22 +173,16 @@ def pooled_landmarks(
         >>> pooled_landmarks(torch.randn(1, 2, 20 * 30, 8), (20, 30), cells=(7, 7)).shape
         torch.Size([1, 2, 49, 8])
     """
-    if backend == 'auto' and not _checks.is_compiling():
-        try:
-            sides = (None, None) if cells is None else cells
-            return _native.at_once(_OP, k, rotary, rotary_form, *hw_shape, *sides, ratio)
-        except _native.REFUSALS:
-            pass
-    _check(k, hw_shape, cells, ratio, rotary, rotary_form)
     sides = (None, None) if cells is None else cells
+    landmarks = _at_once(backend, k, rotary, rotary_form, *hw_shape, *sides, ratio)
+    if landmarks is not None:
+        return landmarks
+    _check(k, hw_shape, cells, ratio, rotary, rotary_form)
     compute = _native.select(OP, pooled_landmarks_reference, k.device, backend)
     if compute is not pooled_landmarks_reference and not _checks.is_recording():
         compute = Pool.apply
     with no_autocast(k.device):
         return compute(k, rotary, rotary_form, *hw_shape, *sides, ratio)
-
-
-_OP = _native.find(OP)
 
 
 def _check(
@@ -219,6 +213,22 @@ def _check(
         check_table(OP, rotary, k)
 
 
+def _can_run(
+    k: Tensor,
+    rotary: Optional[Tensor],
+    rotary_form: str,
+    height: int,
+    width: int,
+    rows: Optional[int],
+    columns: Optional[int],
+    ratio: Optional[int],
+) -> None:
+    if (rows is None) != (columns is None):
+        raise ValueError(f'{OP}: give rows ({rows}) and columns ({columns}) of cells, or neither')
+    cells = None if rows is None or columns is None else (rows, columns)
+    _check(k, (height, width), cells, ratio, rotary, rotary_form)
+
+
 def _fake(
     k: Tensor,
     rotary: Optional[Tensor],
@@ -229,15 +239,12 @@ def _fake(
     columns: Optional[int],
     ratio: Optional[int],
 ) -> Tensor:
-    if (rows is None) != (columns is None):
-        raise ValueError(f'{OP}: give rows ({rows}) and columns ({columns}) of cells, or neither')
-    cells = None if rows is None or columns is None else (rows, columns)
-    _check(k, (height, width), cells, ratio, rotary, rotary_form)
+    _can_run(k, rotary, rotary_form, height, width, rows, columns, ratio)
     if ratio is not None:
-        cells = (-(-height // ratio), -(-width // ratio))
-    assert cells is not None
+        rows, columns = -(-height // ratio), -(-width // ratio)
+    assert rows is not None and columns is not None
     wide = wide_dtype(k)
-    return k.new_empty((*k.shape[:2], cells[0] * cells[1], k.shape[3]), dtype=wide)
+    return k.new_empty((*k.shape[:2], rows * columns, k.shape[3]), dtype=wide)
 
 
 def _fake_gradient(grad: Tensor, k: Tensor, *constants: Any) -> Tensor:
@@ -249,4 +256,5 @@ def _fake_gradient(grad: Tensor, k: Tensor, *constants: Any) -> Tensor:
 
 
 _native.register(OP, _fake, Pool.apply, widen=False)
+_at_once = _native.door(OP, _can_run)
 _native.register(f'_{OP}_backward', _fake_gradient, Spread.apply, widen=False)

@@ -12,7 +12,19 @@ HALVES = (torch.float16, torch.bfloat16)
 
 def upcast(*tensors: Tensor) -> Tuple[Tensor, ...]:
     """Tensors of fp16 and bf16 in fp32. Tensors of fp32 and fp64 are returned as they are."""
-    return tuple(tensor.float() if tensor.dtype in HALVES else tensor for tensor in tensors)
+    wide = []
+    for tensor in tensors:
+        wide.append(tensor.float() if tensor.dtype in HALVES else tensor)
+    return tuple(wide)
+
+
+def one_dtype(*tensors: Optional[Tensor]) -> tuple:
+    """Tensors in the dtype that all of them promote to. None stays None."""
+    dtypes = [tensor.dtype for tensor in tensors if tensor is not None]
+    if dtypes.count(dtypes[0]) == len(dtypes):
+        return tensors
+    shared = functools.reduce(torch.promote_types, dtypes)
+    return tuple(None if tensor is None else tensor.to(shared) for tensor in tensors)
 
 
 def wide_dtype(tensor: Tensor) -> torch.dtype:
@@ -22,9 +34,9 @@ def wide_dtype(tensor: Tensor) -> torch.dtype:
 
 def no_autocast(device: torch.device) -> ContextManager:
     """A context in which autocast is off for ``device``."""
-    if not has_autocast(device):
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
+    if device.type in ('cpu', 'cuda') or has_autocast(device):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def has_autocast(device: torch.device) -> bool:

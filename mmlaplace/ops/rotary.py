@@ -1,5 +1,7 @@
 """Rotary positions: the table of angles, and the rotation of tokens by it."""
 
+from typing import Tuple
+
 import torch
 from torch import Tensor
 
@@ -61,18 +63,32 @@ def turn(x: Tensor, table: Tensor, form: str) -> Tensor:
 
     ``table`` is that of :func:`rotary_table`. Channels beyond its pairs stay as they are.
     """
-    turned_dims = 2 * int(table.shape[1])  # a trace has a tensor for a size
-    cos, sin = table.to(x.dtype).transpose(1, 2)  # (N, pairs) each
-    turned = x[..., :turned_dims]
+    return turn_channels(x, *of_channels(table.to(x.dtype), form), form)
+
+
+def of_channels(table: Tensor, form: str) -> Tuple[Tensor, Tensor]:
+    """Of a :func:`rotary_table`, the factor of each channel, and that of the other of its pair.
+
+    Both are ``(N, 2 * pairs)``: cosines, and sines with a minus for the first channel of a pair.
+    """
+    cos, sin = table.transpose(1, 2)  # (N, pairs) each
+    if form == 'half':
+        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+    dims = 2 * int(table.shape[1])  # a trace has a tensor for a size
+    own = torch.stack([cos, cos], dim=-1).reshape(cos.shape[0], dims)
+    return own, torch.stack([-sin, sin], dim=-1).reshape(sin.shape[0], dims)
+
+
+def turn_channels(x: Tensor, own: Tensor, other: Tensor, form: str) -> Tensor:
+    """:func:`turn` by the factors of :func:`of_channels`."""
+    dims = int(own.shape[1])  # a trace has a tensor for a size
+    turned = x[..., :dims]
     # Whole rows, the other channel of each pair beside: halves alone are slow to read.
     if form == 'half':
-        cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
-        other = turned.roll(turned_dims // 2, dims=-1)
+        beside = turned.roll(dims // 2, dims=-1)
     else:
-        cos = torch.stack([cos, cos], dim=-1).reshape(cos.shape[0], turned_dims)
-        sin = torch.stack([-sin, sin], dim=-1).reshape(sin.shape[0], turned_dims)
-        other = turned.reshape(*x.shape[:-1], turned_dims // 2, 2).flip(-1).reshape(turned.shape)
-    turned = torch.addcmul(turned * cos, other, sin)
-    if turned_dims == x.shape[-1]:
+        beside = turned.reshape(*x.shape[:-1], dims // 2, 2).flip(-1).reshape(turned.shape)
+    turned = torch.addcmul(turned * own, beside, other)
+    if dims == x.shape[-1]:
         return turned
-    return torch.cat([turned, x[..., turned_dims:]], dim=-1)
+    return torch.cat([turned, x[..., dims:]], dim=-1)

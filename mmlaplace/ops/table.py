@@ -108,14 +108,21 @@ def nystrom_macs(
     whitening_eps: Optional[float],
     *_: Any,
 ) -> int:
-    batch_heads, (marks, dims) = product(q[:2]), landmarks[-2:]
+    count, dims = landmarks[-2:]
     tokens = q[-2] + k[-2]
-    macs = tokens * marks * dims + marks * marks * dims  # the two kernels
+    macs = tokens * count * dims + count * count * dims  # the two kernels
     if whitening_eps is not None:  # half of each symmetric product, and P^T Cov P
-        macs += tokens * marks * dims + tokens * marks * (marks + 1) // 2 + 2 * marks**3
+        macs += tokens * count * dims + tokens * count * (count + 1) // 2 + 2 * count**3
     else:  # SOFT: the keys are the queries, and papers count one kernel
-        macs += q[-2] * marks * dims
-    return batch_heads * macs
+        macs += q[-2] * count * dims
+    return product(q[:2]) * macs  # in each head of each image
+
+
+def normalized_nystrom_macs(q: Shape, k: Shape, v: Shape, landmarks: Shape, *_: Any) -> int:
+    count, dims = landmarks[-2:]
+    of_token = count * dims + count * (dims + 1)  # the kernel, and the values with their weights
+    macs = (q[-2] + k[-2]) * of_token + count * count * (dims + 1)
+    return product(q[:2]) * macs
 
 
 def linear_macs(
@@ -152,6 +159,15 @@ OPS = {
         compiled=lambda q, k, v, landmarks, inverse, bandwidth, whitening_eps: (
             *(q, k, v, landmarks, inverse, q.new_ones(q.shape[:2]), None),
             *('laplacian', bandwidth, whitening_eps, 'half'),
+        ),
+    ),
+    'normalized_nystrom_attention': Op(
+        random_attention,
+        dict(bandwidth=4.0, floor=1e-6),
+        normalized_nystrom_macs,
+        compiled=lambda q, k, v, landmarks, inverse, bandwidth, floor: (
+            *(q, k, v, landmarks, inverse, None),
+            *('laplacian', bandwidth, floor, 'half'),
         ),
     ),
     'pooled_landmarks': Op(

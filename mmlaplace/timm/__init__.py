@@ -57,8 +57,11 @@ class Model(NamedTuple):
 
 def _settings(family: Family, name: str) -> Dict[str, Any]:
     """The settings of a model, of all starts of its name."""
-    starts = [start for start in family.timm if name.startswith(start)]
-    return {k: v for start in sorted(starts, key=len) for k, v in family.timm[start].items()}
+    settings: Dict[str, Any] = {}
+    for start in sorted(family.timm, key=len):  # longer starts change the shorter ones
+        if name.startswith(start):
+            settings.update(family.timm[start])
+    return settings
 
 
 def _models() -> Iterator[Tuple[str, Model]]:
@@ -86,7 +89,8 @@ def _stages(model: Model) -> list:
 def _default_cfg(name: str, model: Model) -> Dict[str, Any]:
     """The default config of a model in timm, known before the model is built."""
     size = side = model.options.get('img_size', 224)
-    stages, settings = _stages(model), dict(model.settings)
+    stages = _stages(model)
+    settings = dict(model.settings)
     for stage in stages:
         side = -(-side // stage.stride)
     first_conv = settings.pop('first_conv', 'projection')

@@ -25,9 +25,11 @@ def load(with_cuda: bool) -> Callable[[torch.Tensor, int], int]:
     build = FOLDER.parent.parent / 'build' / ('benchmarks_cuda' if with_cuda else 'benchmarks')
     build.mkdir(parents=True, exist_ok=True)
     sources = ['difference_peak.cpp', 'difference_peak_cpu.cpp']
+    if with_cuda:
+        sources.append('difference_peak_cuda.cu')
     cpp_extension.load(
         name='mmlaplace_benchmarks',
-        sources=[str(FOLDER / name) for name in sources + ['difference_peak_cuda.cu'] * with_cuda],
+        sources=[str(FOLDER / name) for name in sources],
         extra_cflags=['-O3', '-fopenmp', '-Wno-psabi'],
         extra_cuda_cflags=['-O3', '-DUSE_CUDA', '-DMMLAPLACE_WITH_CUDA'],
         build_directory=str(build),

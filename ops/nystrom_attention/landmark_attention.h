@@ -24,7 +24,7 @@ Tensor landmark_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                 gamma.has_value() ? *gamma : Tensor(), rotary, bandwidth, whitening_eps, form);
   inputs.ridge = ridge;
   Tensor out;
-  with_metric(kernel, bandwidth, [&](auto metric) {
+  with_metric("landmark_attention", kernel, bandwidth, [&](auto metric) {
     out = std::get<0>(Attention<Device, decltype(metric)>::forward(q, k, v, inputs));
   });
   return out;

@@ -45,10 +45,10 @@ struct Inputs {
   }
 };
 
-inline Sizes check(const Tensor& q, const Tensor& k, const Tensor& v, const Inputs& inputs) {
-  const Tensor &landmarks = inputs.landmarks, &inverse = inputs.inverse, &scale = inputs.scale;
-  const OptionalTensor& rotary = inputs.rotary;
-  const char* op = "nystrom_attention";
+// The checks of tokens, landmarks, inverse and rotary positions, for an op of this name.
+inline Sizes check_tokens(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
+                          const Tensor& landmarks, const Tensor& inverse,
+                          const OptionalTensor& rotary) {
   for (const Tensor& tensor : {q, k, v, landmarks, inverse}) {
     MMLAPLACE_CHECK(tensor.dim() == 4 && tensor.size(0) == q.size(0) &&
                         tensor.size(1) == q.size(1) && tensor.device() == q.device(),
@@ -67,6 +67,19 @@ inline Sizes check(const Tensor& q, const Tensor& k, const Tensor& v, const Inpu
   MMLAPLACE_CHECK(k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(), op,
                   ": q, k and v must share their dtype, got ", q.scalar_type(), ", ",
                   k.scalar_type(), " and ", v.scalar_type());
+  check_floating(op, "landmarks", landmarks);
+  check_floating(op, "inverse", inverse);
+  check_rotary(op, rotary, q);
+  MMLAPLACE_CHECK(!rotary.has_value() || sizes.queries == sizes.keys, op,
+                  ": rotary needs as many queries as keys, got ", sizes.queries, " and ",
+                  sizes.keys);
+  return sizes;
+}
+
+inline Sizes check(const Tensor& q, const Tensor& k, const Tensor& v, const Inputs& inputs) {
+  const Tensor& scale = inputs.scale;
+  const char* op = "nystrom_attention";
+  const Sizes sizes = check_tokens(op, q, k, v, inputs.landmarks, inputs.inverse, inputs.rotary);
   if (inputs.ridge >= 0) {
     MMLAPLACE_CHECK(!scale.defined() || (scale.dim() == 1 && scale.size(0) == sizes.heads &&
                                          scale.device() == q.device()),
@@ -77,13 +90,7 @@ inline Sizes check(const Tensor& q, const Tensor& k, const Tensor& v, const Inpu
                     op, ": scale must be (B, heads) on ", q.device(), ", got ", scale.sizes(),
                     " on ", scale.device());
   }
-  check_floating(op, "landmarks", landmarks);
-  check_floating(op, "inverse", inverse);
   if (scale.defined()) check_floating(op, "scale", scale);
-  check_rotary(op, rotary, q);
-  MMLAPLACE_CHECK(!rotary.has_value() || sizes.queries == sizes.keys, op,
-                  ": rotary needs as many queries as keys, got ", sizes.queries, " and ",
-                  sizes.keys);
   return sizes;
 }
 
@@ -113,8 +120,7 @@ inline void check_gradient(const Sizes& sizes, const Tensor& grad, const Tensor&
 
 // Calls f with the metric of that name, for which the bandwidth must be in range.
 template <class F>
-void with_metric(StringView name, double bandwidth, const F& f) {
-  const char* op = "nystrom_attention";
+void with_metric(const char* op, StringView name, double bandwidth, const F& f) {
   if (name == "laplacian") {
     check_bandwidth<Laplacian>(op, bandwidth);
     f(Laplacian{});
@@ -145,7 +151,7 @@ Results forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
                 StringView form) {
   const Inputs inputs(landmarks, inverse, scale, rotary, bandwidth, whitening_eps, form);
   Results results;
-  with_metric(kernel, bandwidth, [&](auto metric) {
+  with_metric("nystrom_attention", kernel, bandwidth, [&](auto metric) {
     results = Attention<Device, decltype(metric)>::forward(q, k, v, inputs);
   });
   return results;
@@ -159,7 +165,7 @@ Gradients backward(const Tensor& grad, const Tensor& q, const Tensor& k, const T
                    OptionalDouble whitening_eps, StringView form) {
   const Inputs inputs(landmarks, inverse, scale, rotary, bandwidth, whitening_eps, form);
   Gradients gradients;
-  with_metric(kernel, bandwidth, [&](auto metric) {
+  with_metric("nystrom_attention", kernel, bandwidth, [&](auto metric) {
     gradients = Attention<Device, decltype(metric)>::backward(grad, q, k, v, inputs, mean,
                                                               covariance, mixed);
   });

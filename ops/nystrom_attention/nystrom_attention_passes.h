@@ -157,7 +157,7 @@ class Passes {
             zeros(m, sizes_.dims),   zeros(m, m), zeros()};
   }
 
- private:
+ protected:
   const Device& device_;
   const Sizes sizes_;
   const Inputs& inputs_;

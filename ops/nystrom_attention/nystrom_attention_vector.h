@@ -18,8 +18,8 @@ constexpr int kGradientMarks = kBytes == 64 ? 4 : 2;
 // ---- The kernel of a tile ---------------------------------------------------------------------
 
 // tile[a][t] = 2^(exponent * distance(x_t, L_a)) - shift[a], for A landmarks and U vectors of
-// tokens. marks: [channel][landmark].
-template <class Metric, int A, int U, class T>
+// tokens. Without Powers, it is exponent * distance(x_t, L_a). marks: [channel][landmark].
+template <class Metric, bool Powers, int A, int U, class T>
 MMLAPLACE_INLINE void kernel_block(const T* rows, const T* marks, int64_t stride, int64_t dims,
                                    T exponent, const T* shift, T* tile) {
   using V = Vec<T>;
@@ -41,43 +41,67 @@ MMLAPLACE_INLINE void kernel_block(const T* rows, const T* marks, int64_t stride
     const V minus = broadcast<V>(shift ? shift[a] : T(0));
 #pragma GCC unroll 4
     for (int u = 0; u < U; ++u) {
-      store(tile + a * kTile + u * lanes, exp2_nonpositive(sums[a][u] * exponent) - minus);
+      const V value = sums[a][u] * exponent;
+      store(tile + a * kTile + u * lanes, Powers ? exp2_nonpositive(value) - minus : value);
     }
   }
 }
 
-template <class Metric, int U, class T>
+template <class Metric, bool Powers, int U, class T>
 MMLAPLACE_INLINE void kernel_columns(const T* rows, const T* marks, int64_t stride, int64_t m,
                                      int64_t dims, T exponent, const T* shift, T* tile) {
   int64_t a = 0;
   for (; a + kMarks <= m; a += kMarks) {
-    kernel_block<Metric, kMarks, U>(rows, marks + a, stride, dims, exponent,
-                                    shift ? shift + a : nullptr, tile + a * kTile);
+    kernel_block<Metric, Powers, kMarks, U>(rows, marks + a, stride, dims, exponent,
+                                            shift ? shift + a : nullptr, tile + a * kTile);
   }
   for (; a < m; ++a) {
-    kernel_block<Metric, 1, U>(rows, marks + a, stride, dims, exponent, shift ? shift + a : nullptr,
-                               tile + a * kTile);
+    kernel_block<Metric, Powers, 1, U>(rows, marks + a, stride, dims, exponent,
+                                       shift ? shift + a : nullptr, tile + a * kTile);
   }
 }
 
 // The kernel of `count` tokens, less the shift of each landmark. What is left of the last vector
 // is 0.
-template <class Metric, class T>
+template <class Metric, class T, bool Powers = true>
 void kernel_tile(const T* rows, const T* marks, int64_t stride, int64_t count, int64_t m,
                  int64_t dims, T exponent, const T* shift, T* tile) {
   constexpr int64_t lanes = Vector<T>::lanes;
   const int64_t all = vectors<T>(count);
   int64_t u = 0;
   for (; u + kColumns <= all; u += kColumns) {
-    kernel_columns<Metric, kColumns>(rows + u * lanes, marks, stride, m, dims, exponent, shift,
-                                     tile + u * lanes);
+    kernel_columns<Metric, Powers, kColumns>(rows + u * lanes, marks, stride, m, dims, exponent,
+                                             shift, tile + u * lanes);
   }
   for (; u < all; ++u) {
-    kernel_columns<Metric, 1>(rows + u * lanes, marks, stride, m, dims, exponent, shift,
-                              tile + u * lanes);
+    kernel_columns<Metric, Powers, 1>(rows + u * lanes, marks, stride, m, dims, exponent, shift,
+                                      tile + u * lanes);
   }
   if (count == all * lanes) return;
   for (int64_t a = 0; a < m; ++a) {
+    std::fill(tile + a * kTile + count, tile + a * kTile + all * lanes, T(0));
+  }
+}
+
+// tile[a][t] = 2^(tile[a][t] - the largest exponent of the token): a kernel that is scaled so that
+// each token's largest value is 1. What is left of the last vector is 0.
+template <class T>
+void powers_of_largest(int64_t count, int64_t m, T* tile) {
+  using V = Vec<T>;
+  constexpr int64_t lanes = Vector<T>::lanes;
+  const int64_t all = vectors<T>(count);
+  for (int64_t u = 0; u < all; ++u) {
+    V largest = load<V>(tile + u * lanes);
+    for (int64_t a = 1; a < m; ++a) {
+      const V value = load<V>(tile + a * kTile + u * lanes);
+      largest = value > largest ? value : largest;
+    }
+    for (int64_t a = 0; a < m; ++a) {
+      T* place = tile + a * kTile + u * lanes;
+      store(place, exp2_nonpositive(load<V>(place) - largest));
+    }
+  }
+  for (int64_t a = 0; a < m && count < all * lanes; ++a) {
     std::fill(tile + a * kTile + count, tile + a * kTile + all * lanes, T(0));
   }
 }
@@ -298,5 +322,44 @@ void column_dots(const T* a, const T* b, int64_t count, int64_t rows, T* sums) {
       sum += load<V>(a + r * kTile + u * lanes) * load<V>(b + r * kTile + u * lanes);
     }
     store(sums + u * lanes, sum);
+  }
+}
+
+// sums[t] = sum_a weights[a] tile[a][t].
+template <class T>
+void weighted_sum_of_rows(const T* tile, const T* weights, int64_t count, int64_t m, T* sums) {
+  using V = Vec<T>;
+  constexpr int64_t lanes = Vector<T>::lanes;
+  for (int64_t u = 0; u < vectors<T>(count); ++u) {
+    V sum = {};
+    for (int64_t a = 0; a < m; ++a) sum += weights[a] * load<V>(tile + a * kTile + u * lanes);
+    store(sums + u * lanes, sum);
+  }
+}
+
+// Adds the tokens of each row, times their weights, to its vector of sums.
+template <class T>
+void add_weighted_rows(const T* rows, const T* weights, int64_t count, int64_t num_rows, T* sums) {
+  using V = Vec<T>;
+  constexpr int64_t lanes = Vector<T>::lanes;
+  for (int64_t a = 0; a < num_rows; ++a) {
+    V sum = load<V>(sums + a * lanes);
+    for (int64_t u = 0; u < vectors<T>(count); ++u) {
+      sum += load<V>(rows + a * kTile + u * lanes) * load<V>(weights + u * lanes);
+    }
+    store(sums + a * lanes, sum);
+  }
+}
+
+// Multiplies every row by the factors of the tokens.
+template <class T>
+void scale_tokens(const T* factors, int64_t count, int64_t num_rows, T* rows) {
+  using V = Vec<T>;
+  constexpr int64_t lanes = Vector<T>::lanes;
+  for (int64_t a = 0; a < num_rows; ++a) {
+    for (int64_t u = 0; u < vectors<T>(count); ++u) {
+      T* place = rows + a * kTile + u * lanes;
+      store(place, load<V>(place) * load<V>(factors + u * lanes));
+    }
   }
 }

@@ -16,6 +16,7 @@ RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
     static const Ort::CustomOpDomain domain = [] {  // sessions keep pointers to it
       Ort::CustomOpDomain operators("mmlaplace");
       operators.Add(mmlaplace::onnx::nystrom_attention());
+      operators.Add(mmlaplace::onnx::normalized_nystrom_attention());
       operators.Add(mmlaplace::onnx::cholesky_inverse());
       return operators;
     }();

@@ -97,6 +97,7 @@ struct Operator : Ort::CustomOpBase<Operator<Kernel>, Guarded<Kernel>, true> {
 // The operators. Each is in a source of its own, as its kernels are compiled once per instruction
 // set.
 const OrtCustomOp* nystrom_attention();
+const OrtCustomOp* normalized_nystrom_attention();
 const OrtCustomOp* cholesky_inverse();
 
 }  // namespace onnx

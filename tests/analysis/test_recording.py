@@ -4,6 +4,7 @@ Statistics of attention matrices are tested at their ends, and the sizes of the 
 """
 
 import math
+import subprocess
 import sys
 from functools import partial
 from unittest import mock
@@ -99,6 +100,17 @@ def test_the_memory_of_tensors_is_exact_and_leaves_out_what_is_returned():
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
+@pytest.mark.slow
+def test_measuring_memory_without_a_gpu_prints_no_error_of_the_profiler():
+    """In a process of its own, as the profiler looks for a GPU once."""
+    code = (
+        'import torch; from mmlaplace.analysis.measuring import tensor_memory; '
+        "tensor_memory(lambda: (torch.zeros(8),), torch.device('cpu'))"
+    )
+    result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert result.returncode == 0 and 'gpuGetDeviceCount' not in result.stderr
+
+
 def test_the_memory_of_the_process_has_scratch_of_any_library():
     def job():
         np.ones(64 * MEGABYTE, np.uint8)

@@ -106,7 +106,7 @@ def test_every_attention_has_a_row_or_a_sentence(name, explorer):
             'has no attention; choose another stage',
         ),
         ('{}/other.py', 'is no model of this project'),
-        ('lra/pathfinder/pathfinder_mini_pola.py', 'has no stages'),
+        ('lra/pathfinder_mini.py', 'has no stages'),
     ],
 )
 def test_a_model_without_attention_or_stages_is_told(config, message, explorer, tmp_path):

@@ -12,7 +12,7 @@ import torch
 from conftest import registered
 from mmengine.model import BaseModel
 from mmengine.registry import HOOKS, MODELS
-from saved_weights import build, train
+from small_backbone import build, train
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from mmlaplace.analysis.recording import steps_watched

@@ -7,7 +7,7 @@ import torch
 import torch.nn as nn
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, DefaultScope
-from saved_weights import ARCH, build
+from small_backbone import ARCH, build
 
 from mmlaplace.engine.no_decay import NoDecayOptimWrapperConstructor
 

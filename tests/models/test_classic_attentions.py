@@ -88,9 +88,10 @@ def test_with_a_landmark_for_each_token_it_is_the_exact_kernel():
 
 def test_random_landmarks_of_skyformer_differ_by_image_in_training_alone():
     attention = build('SkyformerAttention', landmark_method='random', num_landmarks=8)
-    drawn = attention.draw(3, 50, 40)
-    assert torch.equal(drawn, attention.draw(3, 50, 40)) and (drawn[0] == drawn[1]).all()
-    drawn = attention.train().draw(3, 50, 40)
+    q, k = torch.randn(3, 1, 50, 8), torch.randn(3, 1, 40, 8)
+    drawn = attention.draw(q, k)
+    assert torch.equal(drawn, attention.draw(q, k)) and (drawn[0] == drawn[1]).all()
+    drawn = attention.train().draw(q, k)
     assert not torch.equal(drawn[0], drawn[1])
     assert (drawn[:, :8] < 50).all() and (drawn[:, 8:] >= 50).all() and (drawn < 90).all()
 

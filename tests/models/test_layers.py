@@ -12,12 +12,19 @@ from test_backbones import build as backbone
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mmlaplace.models import LaplacianAttention
-from mmlaplace.models.layers import FFN, Landmarks, RMSNorm, RotaryEmbedding2D, TransformerBlock
+from mmlaplace.models.layers import (
+    FFN,
+    Landmarks,
+    RMSNorm,
+    RotaryEmbedding2D,
+    TransformerBlock,
+    resize_map,
+)
 from mmlaplace.models.layers.build import build_map_norm, build_token_norm
-from mmlaplace.models.layers.position import _kept_table, resize_map
 from mmlaplace.models.layers.pseudo_inverse import pseudo_inverse
 from mmlaplace.models.layers.rep_norm import PRepBN
 from mmlaplace.models.layers.solvers import conjugate_gradient_inverse, svd_inverse
+from mmlaplace.models.layers.tables import forget_tables
 from mmlaplace.ops import gaussian_kernel
 
 SOFTMAX = dict(type='SoftmaxAttention', embed_dims=8, num_heads=2, input_resolution=(3, 4))
@@ -49,7 +56,7 @@ def test_rotary_keeps_fp32_positions_in_a_halved_model():
 
 def test_tables_of_inference_mode_serve_in_training():
     attention, x = LaplacianAttention(16, 2, (3, 5)), torch.randn(1, 15, 16)
-    _kept_table.cache_clear()
+    forget_tables()
     with torch.inference_mode():
         attention(x, (3, 5))
     attention(x, (3, 5)).sum().backward()
@@ -79,7 +86,7 @@ def test_a_captured_cuda_graph_makes_its_own_table():
 def test_streams_that_run_at_once_turn_by_tables_of_their_own():
     rotary, x = RotaryEmbedding2D(64).cuda(), torch.randn(1, 2, 64 * 48, 64).cuda()
     expected = rotary.cpu()(x.cpu(), (64, 48))
-    _kept_table.cache_clear()
+    forget_tables()
     torch.cuda.synchronize()
     busy, free = torch.cuda.Stream(), torch.cuda.Stream()
     with torch.cuda.stream(busy):

@@ -268,7 +268,9 @@ def test_the_tool_writes_a_model_that_loads_and_names_what_is_wrong(classifier, 
     assert 0.8 < log['kept'] < 1 and log['whole']['losses']
     assert 'is there already' in run(*few).stderr
     (tmp_path / 'out/linearized.pth').unlink()
-    result = run(*few, '--keep', 2, '--search-steps', 1, '--size', 64, '--loss', 'task', '--amp')
+    result = run(
+        *few, '--keep', 2, '--search-steps', 1, '--image-size', 64, '--loss', 'task', '--amp'
+    )
     assert 'FLattenAttention takes 3 of 5 places of softmax' in result.stdout
     plan = json.loads((tmp_path / 'out/hybrid.json').read_text())
     assert len(plan['keep_blocks']) == 2 and len(plan['harms']) == 5 and plan['size'] == [64, 64]
@@ -286,7 +288,10 @@ def test_the_tool_writes_a_model_that_loads_and_names_what_is_wrong(classifier, 
         ('--loss task needs a head', run(*few, '--loss', 'task', '--backbone-only')),
         ('--loss-weight 7.0 must not be', run(*few, '--loss-weight', 7)),
         ('leave out --keep-blocks', run('--attention', 'PolaAttention:0', '--keep-blocks', 1)),
-        ('--size: must be an integer of at least 1, got big', run(*few, '--size', 'big')),
+        (
+            '--image-size: must be an integer of at least 1, got big',
+            run(*few, '--image-size', 'big'),
+        ),
     ):
         assert result.returncode and said in result.stderr
         assert result.stderr.strip().splitlines()[-1].startswith('linearize.py: error: ')

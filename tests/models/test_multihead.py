@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import ROOT, quiet_init, registered
 from mmengine.config import Config
 from mmengine.model import BaseModule, Sequential
@@ -113,11 +114,44 @@ def test_softmax_is_that_of_torch_with_all_masks_and_weights():
     torch.testing.assert_close(ours(*one, padding[0]), theirs(*one, padding[0]))
 
 
+@pytest.mark.parametrize('sizes', [{}, dict(vdim=40)], ids=['one weight', 'three weights'])
+@pytest.mark.parametrize('name', [n for n in NAMES if not MODELS.get(n).no_multihead])
+def test_every_parameter_gets_a_gradient_in_every_batch(name, sizes):
+    padding = torch.zeros(2, 9, dtype=torch.bool)
+    shared = [dict(qkv='shared_qk')] * takes(MODELS.get(name), 'qkv')
+    for options in ({}, *shared):
+        attn_cfg = dict(type=name, **options)
+        module = LinearMultiheadAttention(
+            C, HEADS, batch_first=True, attn_cfg=attn_cfg, self_attention=True, **sizes
+        )
+        for hidden, tokens in ((padding, 9), (padding | True, 9), (padding[:, :0], 0)):
+            x, value = torch.randn(2, tokens, C), torch.randn(2, tokens, module.vdim)
+            module.zero_grad()
+            module(x, x, value, hidden)[0].sum().backward()
+            assert [key for key, p in module.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_a_batch_of_padding_alone_does_not_stop_distributed_training(tmp_path):
+    module = LinearMultiheadAttention(C, HEADS, attn_cfg=dict(type='PolaAttention'))
+    x, padding = torch.randn(9, 2, C), torch.ones(2, 9, dtype=torch.bool)
+    dist.init_process_group('gloo', init_method=f'file://{tmp_path}/store', rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(module)
+        for hidden in (padding, ~padding, padding):
+            model(x, x, x, hidden)[0].sum().backward()
+    finally:
+        dist.destroy_process_group()
+    assert module.in_proj_weight.grad.abs().sum() > 0  # of the batch in the middle
+
+
 def test_a_sequence_of_padding_alone_gets_the_bias():
     module = built('RALAAttention', self_attention=False)
     x, memory = torch.randn(2, 2, N, C, dtype=torch.float64)
     out, weights = module(x, memory, memory, torch.tensor([[False], [True]]).expand(2, N))
     assert weights is None
+    floats = torch.tensor([[0.0], [float('-inf')]]).expand(2, N)
+    torch.testing.assert_close(module(x, memory, memory, floats)[0], out)
     torch.testing.assert_close(out[1], module.out_proj.bias.expand(N, -1))
 
 
@@ -140,6 +174,35 @@ def test_torchs_encoder_runs_the_rule_in_eval_mode_too(name):
     by_hand.layers[0].self_attn = encoder.layers[0].self_attn
     with pytest.raises(ValueError, match='set its use_nested_tensor to False'), torch.no_grad():
         by_hand(x, src_key_padding_mask=padding)
+
+
+def test_an_encoder_outside_of_the_part_stays_as_it_was():
+    layer = nn.TransformerEncoderLayer(C, HEADS, 64, dropout=0.0, batch_first=True)
+    encoders = {name: nn.TransformerEncoder(layer, num_layers=2) for name in ('text', 'image')}
+    model = nn.ModuleDict(encoders).eval()
+    x, padding = torch.randn(2, 5, C), torch.arange(5) >= torch.tensor([[5], [3]])
+    with torch.no_grad():
+        before = model['text'](x, src_key_padding_mask=padding)
+        places = swap_multihead_attention(model, dict(type='PolaAttention'), 'image.layers.1')
+        assert places == ['image.layers.1.self_attn']
+        # torch has zeros at places of padding, as it makes nested tensors.
+        torch.testing.assert_close(model['text'](x, src_key_padding_mask=padding), before)
+        assert model['image'](x, src_key_padding_mask=padding).isfinite().all()
+
+
+@pytest.mark.parametrize('mode', ['training', 'eval'])
+def test_a_softmax_goes_on_with_its_dropout_and_in_its_mode(mode):
+    theirs = nn.MultiheadAttention(C, HEADS, dropout=0.5, batch_first=True).train(
+        mode == 'training'
+    )
+    model, x = nn.Sequential(theirs), torch.randn(2, 9, C)
+    swap_multihead_attention(model, dict(type='SoftmaxAttention'))
+    first, second = (model[0](x, x, x)[0] for _ in range(2))
+    if mode == 'training':
+        assert (first - second).abs().max() > 0.1  # half of the weights are dropped
+    else:
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
+        torch.testing.assert_close(first, theirs(x, x, x)[0])
 
 
 def test_weights_of_torch_load_under_their_names():
@@ -169,6 +232,7 @@ def test_weights_of_torch_load_under_their_names():
         ({}, dict(attn_mask=torch.zeros(6, 6)), 'LinearAttention mixes all keys for all queries'),
         ({}, dict(key_padding_mask=torch.zeros(6, 2)), r'must be \(2, 6\) for a key'),
         ({}, dict(key_padding_mask=torch.rand(2, 6)), 'only 0 and -inf'),
+        ({}, dict(key_padding_mask=-torch.rand(2, 6)), 'only 0 and -inf'),
         ({}, dict(value=torch.zeros(2, 5, C)), r'key and value must be of the same tokens'),
         ({}, dict(query=torch.zeros(1, 5, C)), r'of one batch, got \(1, 5, 32\) and \(2, 6, 32\)'),
         (dict(self_attention=True), dict(query=torch.zeros(2, 5, C)), 'set self_attention=False'),
@@ -264,6 +328,11 @@ def test_detr_of_a_config_has_the_rule_in_its_encoder(monkeypatch):
             MODELS.build(dict(type='ModelWithAttentions', model_type='SOFTT', attentions=wrong))
 
 
+class Reversed(nn.MultiheadAttention):
+    def forward(self, query, key, value, **options):
+        return super().forward(query, key.flip(0), value, **options)
+
+
 class AttendsOnly(BaseModule):
     def __init__(self, of_part=None, init_cfg=None):
         super().__init__(init_cfg)
@@ -303,6 +372,24 @@ def test_an_attention_of_two_names_stays_one_and_one_alone_is_told():
         with pytest.raises(ValueError, match=said):
             swap_multihead_attention(of, {}, names)
     assert not isinstance(some[0], LinearMultiheadAttention)
+
+
+@pytest.mark.parametrize(
+    ('change', 'said'),
+    [
+        (lambda part: part.register_forward_hook(lambda module, x, out: None), 'hooks'),
+        (lambda part: part.register_full_backward_hook(lambda *_: None), 'hooks'),
+        (lambda part: part._register_state_dict_hook(lambda *_: None), 'hooks'),
+        (lambda part: setattr(part, 'forward', lambda *inputs, **options: inputs), 'another forw'),
+        (lambda part: setattr(part, '__class__', Reversed), 'this Reversed has another forward'),
+    ],
+)
+def test_what_a_user_changed_is_not_lost_in_silence(change, said):
+    model = nn.ModuleList(nn.MultiheadAttention(C, HEADS) for _ in range(2))
+    change(model[1])
+    with pytest.raises(ValueError, match=f'{said}.* swap first'):
+        swap_multihead_attention(model, {})
+    assert type(model[0]) is nn.MultiheadAttention
 
 
 @torch.no_grad()

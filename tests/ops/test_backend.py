@@ -1,5 +1,6 @@
 """Who computes, by context and environment, at once or after checks, and under which autocast."""
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -14,6 +15,7 @@ from conftest import needs_torch, run_python
 from op_results import results
 from test_contracts import OPS, example
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import mmlaplace
 from mmlaplace.models.layers import TransformerBlock
@@ -27,6 +29,7 @@ from mmlaplace.ops import (
     precision,
     use_backend,
 )
+from mmlaplace.ops._inverse import check_room
 from mmlaplace.ops.backend import default_backend, with_current_backend
 from mmlaplace.ops.laplacian_kernel import laplacian_kernel_reference
 from mmlaplace.ops.newton_start_scale import newton_start_scale
@@ -276,6 +279,148 @@ def test_no_derivative_in_forward_mode_is_left_out_silently(name, context):
             for key, value in tensors.items()
         }
         OPS[name](**duals, **options)
+
+
+class FailsOnce(TorchDispatchMode):
+    """The first compiled op in its context raises an error. The others compute."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error, self.calls = error, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == 'mmlaplace':
+            self.calls += 1
+            if self.calls == 1:
+                raise self.error
+        return function(*args, **(kwargs or {}))
+
+
+ERRORS = [
+    getattr(torch, 'OutOfMemoryError', torch.cuda.OutOfMemoryError)('CUDA out of memory'),
+    RuntimeError('DefaultCPUAllocator: not enough memory'),
+    RuntimeError('CUDA error: an illegal memory access was encountered'),
+    NotImplementedError('there is no such kernel'),
+]
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """linear_attention takes the compiled op, as it does on a GPU."""
+    module = importlib.import_module('mmlaplace.ops.linear_attention')
+    monkeypatch.setattr(module, '_pays', lambda *_: True)
+
+
+def call_of(name, dtype=torch.float32):
+    """A call of an op with inputs that are there already."""
+    if name == 'newton_start_scale':
+        return functools.partial(INVERSES[name], torch.eye(3, dtype=dtype))
+    tensors, options = example(name, dtype)
+    return functools.partial(OPS[name], **tensors, **options)
+
+
+every = pytest.mark.parametrize('name', [*OPS, 'newton_start_scale'])
+
+
+@every
+@pytest.mark.parametrize('error', ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize('context', [torch.no_grad, torch.enable_grad])
+def test_an_error_of_a_kernel_is_raised_and_nothing_is_tried_again(on_a_gpu, name, error, context):
+    call = call_of(name)
+    with context(), FailsOnce(error) as failing, pytest.raises(type(error), match=str(error)):
+        call()
+    assert failing.calls == 1
+
+
+@every
+def test_an_error_of_a_kernel_is_raised_under_autocast_too(on_a_gpu, name):
+    call = call_of(name, torch.bfloat16)
+    autocast, failing = torch.autocast('cpu', dtype=torch.bfloat16), FailsOnce(ERRORS[1])
+    with autocast, failing, pytest.raises(RuntimeError, match='not enough memory'):
+        call()
+    assert failing.calls == 1
+
+
+def test_kernels_widen_inputs_of_two_dtypes_under_autocast_before_they_may_fail():
+    autocast, failing = torch.autocast('cpu', dtype=torch.bfloat16), FailsOnce(ERRORS[1])
+    with autocast, failing, pytest.raises(RuntimeError, match='not enough memory'):
+        laplacian_kernel(Q, K.bfloat16(), 4.0)
+    assert failing.calls == 1
+
+
+def test_too_little_memory_is_raised_where_a_gpu_may_have_no_room_too():
+    """A GPU alone knows whether it has room for more than 64 rows, so can_run has doubts there."""
+
+    def doubt(*_):
+        raise ValueError('a GPU may have no room')
+
+    at_once = _native.door('laplacian_kernel', doubt)
+    with FailsOnce(ERRORS[0]), pytest.raises(type(ERRORS[0]), match='out of memory'):
+        at_once('auto', Q, K, 4.0)
+    with FailsOnce(ERRORS[1]):
+        assert at_once('auto', Q, K, 4.0) is None
+    for size, dtype, fits in ((64, torch.float32, True), (65, torch.float32, False)):
+        mat = torch.empty(size, size, dtype=dtype, device='meta')
+        with contextlib.nullcontext() if fits else pytest.raises(ValueError, match='for 65 rows'):
+            check_room('cholesky_inverse', mat)
+
+
+def test_too_little_memory_for_a_result_is_raised_at_once():
+    tokens = torch.zeros(1, 1, 1, 1).expand(1, 1, 1 << 24, 1)  # of 2^50 bytes
+    # An op of the stable ABI knows only that torch could not allocate it.
+    with Called() as called, pytest.raises(RuntimeError, match='(?i)memory|empty failed'):
+        laplacian_kernel(tokens, tokens, 4.0)
+    assert [op.namespace for op in called.ops].count('mmlaplace') == 1
+
+
+@every
+def test_what_the_library_has_no_kernel_for_is_computed_by_the_reference(
+    on_a_gpu, monkeypatch, lines, name
+):
+    call = call_of(name)
+    expected = call()
+    monkeypatch.setattr(_native, 'AVAILABLE', {})
+    with FailsOnce(NotImplementedError('no kernel for this device')) as failing:
+        torch.testing.assert_close(call(), expected, rtol=1e-4, atol=1e-5)
+    assert failing.calls == 1 and len(lines) == 1 and 'has no op' in lines[0]
+
+
+class OnGPU(torch.Tensor):
+    """Says that it is on a GPU."""
+
+    is_cuda = True
+
+
+def test_the_compiled_linear_attention_pays_on_a_gpu_for_what_it_has_room_and_derivatives():
+    pays = importlib.import_module('mmlaplace.ops.linear_attention')._pays
+    q, wide = (torch.rand(1, 1, 2, width).as_subclass(OnGPU) for width in (128, 129))
+    assert pays(q, q, q, True) and not pays(q.as_subclass(torch.Tensor), q, q, True)
+    assert not pays(wide, wide, q, True) and not pays(q, q, wide, True)
+    assert not pays(q, q, q[0], True) and not pays(q, None, q, True)
+    with forward_ad.dual_level():
+        assert not pays(q, q, q, True)
+
+
+def test_on_a_cpu_torchs_products_compute_linear_attention():
+    with Called() as called:
+        mmlaplace.ops.linear_attention(Q, Q, Q)
+    assert 'mmlaplace' not in called.namespaces
+
+
+def test_linear_attention_goes_at_once_where_its_op_is_faster(on_a_gpu):
+    q, k, v = torch.rand(3, 1, 2, 6, 4).unbind()
+    attend = mmlaplace.ops.linear_attention
+    for given in ((q, k, v), (q, k.double(), v.half())):
+        expected = attend(*given, backend='reference')
+        with Called() as called:
+            out = attend(*given)
+        assert 'mmlaplace' in called.namespaces and out.dtype == expected.dtype
+        torch.testing.assert_close(out, expected)
+    for bad in (dict(eps=-1.0), dict(eps=torch.ones(())), dict(features='exp')):
+        with pytest.raises((TypeError, ValueError), match='linear_attention: .* must be'):
+            attend(q, k, v, **bad)
+    with pytest.raises(ValueError, match='at least one key'):
+        attend(q, k[:, :, :0], v[:, :, :0], eps_of_sum=True)
 
 
 def test_what_is_right_in_another_form_than_the_ops_is_computed():

@@ -1,10 +1,12 @@
 """Input that does not fit is refused with the bad value, by the ops and by their compiled code."""
 
+import numpy as np
 import pytest
 import torch
 
 from mmlaplace import ops
 from mmlaplace.ops import _native
+from mmlaplace.ops.newton_start_scale import newton_start_scale
 from mmlaplace.ops.pola_streams import pola_streams
 from mmlaplace.ops.signed_powers import signed_powers
 from mmlaplace.ops.table import OPS
@@ -161,6 +163,7 @@ def test_the_bad_value_is_quoted(name):
         (ops.laplacian_kernel, dict(q=Q[:0].int(), k=Q[:0].int()), TypeError, 'int32'),
         (ops.gaussian_kernel, dict(bandwidth=1e-20), ValueError, 'got 1e-20'),
         (ops.cholesky_inverse, dict(mat=torch.ones(2, 0, 0)), ValueError, r'\(2, 0, 0\)'),
+        (ops.inverse_residual, dict(ridge=ONE), TypeError, 'ridge must be a number, got a tensor'),
         (
             ops.newton_schulz_inverse,
             dict(start_scale=torch.ones(4)),
@@ -226,6 +229,37 @@ def test_the_bad_value_is_quoted(name):
 def test_what_fits_is_said(op, change, error, quoted):
     with pytest.raises(error, match=quoted):
         op(**dict(PUBLIC[op.__name__], **change))
+
+
+# Numbers, for which kernels take tensors as bandwidths alone.
+NUMBERS = [
+    (ops.cholesky_inverse, 'ridge'),
+    (ops.newton_schulz_inverse, 'ridge'),
+    (newton_start_scale, 'factor'),
+    (ops.nystrom_attention, 'whitening_eps'),
+    (ops.linear_attention, 'eps'),
+]
+
+
+@pytest.mark.parametrize('given', [torch.tensor(0.1, requires_grad=True), torch.ones(1), '0.1'])
+@pytest.mark.parametrize('backend', ['auto', 'native', 'reference'])
+@pytest.mark.parametrize(('op', 'name'), NUMBERS)
+def test_a_tensor_is_no_number_as_its_gradient_would_be_lost(op, name, backend, given):
+    arguments = PUBLIC.get(op.__name__, dict(mat=EYE, halve=True, per_batch=False))
+    fix = r'a tensor of shape \(.*\), which would get no gradient; give float'
+    said = "'0.1' of type str" if isinstance(given, str) else fix
+    with pytest.raises(TypeError, match=f'{op.__name__}: {name} must be a number, got {said}'):
+        op(**{**arguments, name: given}, backend=backend)
+
+
+@pytest.mark.parametrize('backend', ['auto', 'native', 'reference'])
+@pytest.mark.parametrize(('op', 'name'), NUMBERS)
+def test_a_number_of_numpy_is_one(op, name, backend):
+    arguments = PUBLIC.get(op.__name__, dict(mat=EYE, halve=True, per_batch=False))
+    given, expected = (
+        op(**{**arguments, name: number}, backend=backend) for number in (np.float32(0.5), 0.5)
+    )
+    assert torch.equal(given, expected)
 
 
 @compiled

@@ -72,12 +72,44 @@ def test_empty_inputs(name, backend, device):
         empty = {key: tensor[place] for key, tensor in tensors.items()}
         assert results(function, empty, whole[place])[0].shape == whole[place].shape
     no_tokens = {key: tensor[:, :, :0] for key, tensor in tensors.items()}
-    if name in KERNELS or name == 'linear_attention':  # no queries, and no keys
-        queries = {key: no_tokens[key] for key in tensors if key in ('q', 'top_q')}
-        out, *grads = results(function, {**tensors, **queries}, whole[:, :, :0])
-        assert out.numel() == 0 and not any(grad.any() for grad in grads)
-        keys = {key: tensor for key, tensor in no_tokens.items() if key not in queries}
-        assert function(**{**tensors, **keys}).isnan().all()  # a mean of nothing
+    if name not in KERNELS and name != 'linear_attention':
+        return
+    queries = {key: no_tokens[key] for key in tensors if key in ('q', 'top_q')}
+    out, *grads = results(function, {**tensors, **queries}, whole[:, :, :0])
+    assert out.numel() == 0 and not any(grad.any() for grad in grads)
+    keys = {key: tensor for key, tensor in no_tokens.items() if key not in queries}
+    if name in KERNELS:
+        assert function(**{**tensors, **keys}).numel() == 0
+        return
+    for eps_of_sum in (False, True):  # there is no mean of nothing
+        with pytest.raises(ValueError, match=r'at least one key, got shape \(2, 1, 0, 12\)'):
+            function(**{**tensors, **keys}, eps_of_sum=eps_of_sum)
+
+
+@names
+def test_results_of_compiled_ops_are_new_memory_that_may_change(name, backend, device):
+    if backend == 'reference':
+        pytest.skip('torch’s may be views')
+    tensors, options = example(name, torch.float64, device)
+    for chosen in ('auto', backend):
+        with torch.no_grad():
+            out = OPS[name](**tensors, **options, backend=chosen)
+        factor = torch.ones((), dtype=out.dtype, device=device, requires_grad=True)
+        out.mul_(factor).sum().backward()
+        assert factor.grad.isfinite()
+
+
+@pytest.mark.parametrize('name', READS_HALVES)
+def test_attentions_and_landmarks_may_change_in_place_and_keep_their_gradients(
+    name, backend, device
+):
+    """The derivatives of kernels and inverses need their results, as that of exp does."""
+    tensors, options = example(name, torch.float64, device)
+    function = functools.partial(OPS[name], backend=backend, **options)
+    upstream = torch.randn_like(function(**tensors))
+    expected = results(function, tensors, 2 * upstream)
+    changed = results(lambda **tensors: function(**tensors).mul_(2), tensors, upstream)
+    torch.testing.assert_close(changed[1:], expected[1:])
 
 
 @names

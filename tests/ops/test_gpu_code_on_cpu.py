@@ -21,6 +21,7 @@ from mmlaplace.models import LaplacianAttention
 from mmlaplace.ops import _native, laplacian_kernel
 from mmlaplace.ops.landmark_attention import composed
 from mmlaplace.ops.linear_attention import linear_attention_reference
+from mmlaplace.ops.normalized_nystrom_attention import normalized_nystrom_attention_reference
 from mmlaplace.ops.nystrom_attention import nystrom_attention_reference
 from mmlaplace.ops.pooled_landmarks import pooled_landmarks_reference
 
@@ -155,6 +156,53 @@ def test_attention_for_gpus_has_the_values_and_gradients_of_the_reference(
     assert out.dtype == dtype and out.transpose(1, 2).is_contiguous()
     arguments = (table, *constants)
     assert_like(nystrom_attention_reference, inputs, arguments, out, gradients, grad)
+
+
+def normalized_inputs(case):
+    """Those of an attention, with an inverse whose sums are not near zero, and its arguments."""
+    sizes, pairs, form, kernel, _, dtype, shared_memory = ATTENTIONS[case]
+    (*inputs, inverse, _), table = attention_inputs(sizes, pairs, dtype)
+    inverse = inverse.abs() + torch.eye(sizes[4], dtype=inverse.dtype)
+    return [*inputs, inverse], (table, kernel, 3.0, 1e-6, form), shared_memory
+
+
+def attend_normalized(ops, inputs, arguments, grad):
+    out, *kept = ops.normalized_nystrom_attention(*inputs, *arguments)
+    table, *constants = arguments
+    gradients = ops._normalized_nystrom_attention_backward(grad, *inputs, table, *kept, *constants)
+    return out, kept, gradients
+
+
+@pytest.mark.parametrize('case', ATTENTIONS)
+def test_normalized_attention_for_gpus_has_the_values_and_gradients_of_the_reference(ops, case):
+    inputs, arguments, shared_memory = normalized_inputs(case)
+    ops.set_shared_memory(shared_memory)
+    grad = torch.randn_like(inputs[0])
+    out, kept, gradients = attend_normalized(ops, inputs, arguments, grad)
+    ops.set_last_block_first(True)  # a GPU promises no order
+    again, kept_again, gradients_again = attend_normalized(ops, inputs, arguments, grad)
+    runs = (out, *kept, *gradients), (again, *kept_again, *gradients_again)
+    assert all(map(torch.equal, *runs))
+    assert out.dtype == inputs[0].dtype and out.transpose(1, 2).is_contiguous()
+    assert_like(normalized_nystrom_attention_reference, inputs, arguments, out, gradients, grad)
+
+
+def test_normalized_attention_for_gpus_has_a_floor_of_the_sums(ops):
+    inputs, arguments, _ = normalized_inputs('no whitening')
+    inputs[-1] = -inputs[-1]  # so that all sums are negative
+    grad = torch.randn_like(inputs[0])
+    arguments = (*arguments[:3], 0.5, arguments[4])
+    out, _, gradients = attend_normalized(ops, inputs, arguments, grad)
+    assert_like(normalized_nystrom_attention_reference, inputs, arguments, out, gradients, grad)
+
+
+@pytest.mark.parametrize('sizes', [(0, 2, 5, 5, 3, 4), (1, 2, 0, 5, 3, 4), (1, 1, 5, 0, 3, 4)])
+def test_normalized_attention_for_gpus_takes_no_tokens(ops, sizes):
+    (*inputs, inverse, _), _ = attention_inputs(sizes, 0, torch.float32)
+    inputs.append(inverse)
+    arguments = (None, 'laplacian', 3.0, 1e-6, 'half')
+    out, _, gradients = attend_normalized(ops, inputs, arguments, torch.ones_like(inputs[0]))
+    assert all(tensor.isfinite().all() for tensor in (out, *gradients))
 
 
 @pytest.mark.parametrize(

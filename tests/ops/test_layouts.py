@@ -137,6 +137,17 @@ def test_fused_ops_of_nothing():
     assert not any(grad.any() for grad in of_weights)
 
 
+@pytest.mark.parametrize(('hidden', 'out'), [(0, 4), (8, 0), (0, 0)])
+def test_a_fused_ffn_without_channels(hidden, out):
+    shapes = dict(first=(hidden, 6), first_bias=(hidden,), second=(out, hidden), second_bias=(out,))
+    tensors = randoms(x=(3, 6), **shapes)
+    x, first, first_bias, second, second_bias = tensors.values()
+    expected = F.linear(F.gelu(F.linear(x, first, first_bias)), second, second_bias)
+    found, of_x, *_ = results(ffn, tensors, lambda name, tensor: tensor)
+    assert torch.equal(found, expected) and not of_x.any()
+    assert torch.equal(torch.no_grad()(ffn)(**tensors), expected)
+
+
 def test_graphs_expect_the_strides_that_fused_ops_give():
     x, *others = (axes_reversed(tensor) for tensor in powers().values())
     sums, of_features = (axes_reversed(torch.rand(2, 3, *shape)) for shape in ((10, 7), (9, 10)))

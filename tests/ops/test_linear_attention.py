@@ -96,6 +96,24 @@ def test_numbers_of_several_dtypes_are_mixed_as_in_products(op, device):
     torch.testing.assert_close(out.float(), op(q, k, v.float()), atol=5e-3, rtol=0)
 
 
-def test_an_epsilon_of_the_sum_is_that_of_each_key(op):
-    q, k, v = torch.rand(3, 1, 2, 9, 4, dtype=torch.float64).unbind()
-    torch.testing.assert_close(op(q, k, v, eps=0.9, eps_of_sum=True), op(q, k, v, eps=0.1))
+@pytest.mark.parametrize(
+    'dtypes',
+    [
+        (torch.float16, torch.float64, torch.float32),
+        (torch.bfloat16, torch.float16, torch.float64),
+        (torch.float64, torch.float32, torch.float16, torch.float64, torch.float64),
+        (torch.float16, torch.float16, torch.float16, torch.float64, torch.float64),
+    ],
+)
+def test_any_dtypes_are_computed_in_the_one_that_holds_them_all(op, dtypes, device):
+    tensors = [torch.rand(1, 2, 9, 4, device=device).to(dtype) for dtype in dtypes]
+    wide = functools.reduce(torch.promote_types, dtypes)
+    out = op(*tensors)
+    assert out.dtype == dtypes[2]
+    expected = op(*(tensor.to(wide) for tensor in tensors))
+    torch.testing.assert_close(out, expected.to(dtypes[2]), rtol=0, atol=0)
+
+
+def test_an_epsilon_of_the_sum_is_that_of_each_key(op, device):
+    q, k = (torch.rand(1, 2, tokens, 4, dtype=torch.float64, device=device) for tokens in (5, 9))
+    torch.testing.assert_close(op(q, k, k, eps=0.9, eps_of_sum=True), op(q, k, k, eps=0.1))

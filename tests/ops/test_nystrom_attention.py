@@ -176,3 +176,16 @@ def test_tensor_cores_on_cuda_are_as_accurate(name, dtype, monkeypatch):
         out = attend(nystrom_attention, tensors, {**options, 'backend': 'native'})
         errors.append((out - wanted).norm() / wanted.norm())
     assert errors[1] <= 2 * errors[0] + torch.finfo(torch.float32).eps
+
+
+def test_rounding_brings_no_variance_below_zero(op, device):
+    """The weights are across the difference of two queries, so that no column has a variance."""
+    q, k, v, landmarks = (torch.randn(1, 8, n, 4, device=device) for n in (2, 64, 64, 9))
+    change = laplacian_kernel(q, landmarks, 4.0).diff(dim=-2)  # (1, heads, 1, m)
+    across = torch.eye(9, device=device) - change.mT @ change / change.square().sum(-1, True)
+    inverse = 1e3 * across @ torch.randn(1, 8, 9, 9, device=device)
+    tensors = (q, k, v, landmarks, inverse)
+    out, *grads = results(
+        functools.partial(op, bandwidth=4.0, whitening_eps=1e-5), tensors, v[:, :, :2]
+    )
+    assert out.isfinite().all() and all(grad.isfinite().all() for grad in grads)

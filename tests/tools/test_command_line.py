@@ -8,14 +8,16 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import ROOT, micro_config, refusal_of, run_script
+from conftest import ROOT, micro_config, refusal_of, run_python, run_script
+from filelock import FileLock, Timeout
 from mmengine.config import Config
 
 from mmlaplace import toolboxes
 from mmlaplace.commands import command_line
-from mmlaplace.commands.command_line import ToolParser, load_or_exit
+from mmlaplace.commands.command_line import ToolParser, load_or_exit, positive
 from mmlaplace.commands.script_runs import run_script as run_script_apart
 from mmlaplace.dependencies import TESTED
+from mmlaplace.lab import runner
 from mmlaplace.model_zoo import read_models
 from mmlaplace.toolboxes import TOOLBOXES, require_toolbox, toolbox_script
 
@@ -108,7 +110,7 @@ WEIGHTS = ('none.pth',)
     ('tool', 'arguments', 'missing'),
     [
         ('analysis_tools/get_flops.py', (), 'model'),
-        ('analysis_tools/measure_model.py', (), 'model.backbone'),
+        ('analysis_tools/get_flops.py', ('--time',), 'model.backbone'),
         ('deployment/export.py', WEIGHTS, 'default_scope'),
         ('linearize.py', (*WEIGHTS, '--attention', 'FLattenAttention'), 'train_dataloader'),
         ('visualization/vis_predictions.py', WEIGHTS, 'visualizer'),
@@ -129,7 +131,7 @@ def test_a_config_that_lacks_what_a_tool_reads_is_one_sentence(tool, arguments, 
 
 
 def test_a_size_that_a_model_refuses_is_one_sentence():
-    tool = ROOT / 'tools/analysis_tools/measure_model.py'
+    tool = ROOT / 'tools/analysis_tools/get_flops.py'
     told = refusal_of(tool, MICRO, '--image-size', 1, 1).splitlines()[-1]
     assert str(MICRO) in told and 'at least 4 x 4 pixels, got shape (1, 3, 1, 1)' in told
 
@@ -175,3 +177,70 @@ def test_toolboxes_that_need_mmcvs_ops_say_so_with_the_command(monkeypatch, abse
             continue
         with pytest.raises(ImportError, match=f'{toolbox.package} needs mmcv .*tools/setup_env.sh'):
             toolbox_script(toolbox.package, 'train.py')
+
+
+# Windows has neither module. One process for all commands, as importing torch takes most time.
+WITHOUT_UNIX = """
+import runpy, sys
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+sys.modules.update(fcntl=None, resource=None)
+*scripts, = map(Path, sys.argv[1:])
+
+def helps(name, start):
+    said, status = StringIO(), 0
+    try:
+        with redirect_stdout(said):
+            start()
+    except SystemExit as end:
+        status = end.code
+    assert not status and len(said.getvalue()) > 80, (name, status, said.getvalue()[-300:])
+
+from mmlaplace.__main__ import main
+for words in ([], ['list'], ['config'], ['check'], ['compare'], ['compare', 'trainings'],
+              ['compare', 'probes']):
+    helps(words, lambda: main([*words, '--help']))
+path = list(sys.path)
+for script in scripts:
+    sys.argv, sys.path[:] = [str(script), '--help'], [str(script.parent), *path]
+    helps(script, lambda: runpy.run_path(str(script), run_name='__main__'))
+"""
+
+
+@pytest.mark.slow
+def test_the_help_of_every_command_needs_no_module_of_unix():
+    commands = [*ROOT.glob('tools/**/*.py'), *ROOT.glob('demo/*.py'), *ROOT.glob('studies/*.py')]
+    result = run_python('-c', WITHOUT_UNIX, *commands)
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+def test_without_fcntl_a_folder_is_locked_by_another_way(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, 'fcntl', None)
+    with runner.locked(tmp_path) as lock:
+        assert lock == -1
+        with pytest.raises(Timeout):
+            FileLock(tmp_path / 'lock').acquire(timeout=0)
+    FileLock(tmp_path / 'lock').acquire(timeout=0)
+
+
+def test_a_size_of_images_has_one_name_and_takes_the_former_one():
+    parser = ToolParser('A tool.')
+    parser.add_image_size(former='--size', type=positive, nargs=2, default=(1, 1))
+    assert parser.parse_args([]).image_size == (1, 1)
+    for name in ('--image-size', '--size'):
+        assert parser.parse_args([name, '32', '64']).image_size == [32, 64]
+    assert '--size' not in parser.format_help().replace('--image-size', '')
+
+
+@pytest.mark.parametrize('script', sorted(ROOT.glob('tools/**/*.py')), ids=lambda path: path.name)
+def test_no_command_has_another_name_for_a_size_of_images(script):
+    other = re.compile(r"'--(sizes?|shape|side|sides|input-size|img-size|resolution)'")
+    found = {name[0] for name in other.finditer(script.read_text())}
+    allowed = {
+        'get_flops.py': {"'--shape'"},  # mmpretrain's name, beside ours
+        'make_lra_datasets.py': {"'--size'"},  # of data sets: full or mini
+    }
+    in_former = set(re.findall(r"former=('--\w+')", script.read_text()))
+    assert found - in_former == allowed.get(script.name, set())

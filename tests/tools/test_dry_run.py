@@ -58,7 +58,7 @@ def test_only_a_config_with_their_data_asks_for_stand_ins(tmp_path, capsys, monk
     """A config of the user's own data runs on these, again if it is to have another batch."""
     tool, ran = load_tool('tools/dry_run.py'), []
 
-    def run(config, mark, data, work_dir, length):
+    def run(config, mark, data, work_dir, length, options):
         ran.append((config.stem, length['batch_size']))
         row = dict(config=tool.name_of(config), fingerprint=mark, passed=True, **length)
         return dict(row, seconds=1, MB=1, loss=1, metrics={})
@@ -103,6 +103,7 @@ def test_all_configs_are_found_and_keep_their_pipelines(tmp_path):
 @pytest.mark.slow
 def test_random_images_need_no_data_and_no_weights(tmp_path):
     weights = dict(type='Pretrained', checkpoint='mmlaplace://ravlt-tiny')
-    config, options = [*CONFIGS][2], ('--random-images', 64, 96, '--data-root', tmp_path / 'none')
+    size = ('--random-images', '--image-size', 64, 96)
+    config, options = [*CONFIGS][2], (*size, '--data-root', tmp_path / 'none')
     row = row_of(config, tmp_path, *options, backbone=dict(init_cfg=weights), **CONFIGS[config])
-    assert row['random_images'] == [64, 96]
+    assert row['random_images'] and row['image_size'] == [64, 96]

@@ -9,15 +9,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import pytest
 from conftest import MICRO, micro_config
+from mmcv.transforms import LoadImageFromFile
 from mmengine import fileio
 from mmengine.config import Config
 from mmengine.logging import MessageHub
 from mmengine.registry import DATASETS, DefaultScope
 from PIL import Image
 
-from mmlaplace.engine import AtomicCheckpointHook, WholeFileBackend
+from mmlaplace.engine import AtomicCheckpointHook, DamagedImageError, WholeFileBackend
+from mmlaplace.engine.whole_files import check_image
 
 
 def test_a_file_that_does_not_fit_keeps_what_it_replaces(tmp_path, full_disk):
@@ -115,6 +118,52 @@ def test_an_image_of_more_pixels_than_pillow_opens_is_left_to_the_loader(tmp_pat
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 500)  # it refuses twice as many
     found = fileio.get(tmp_path / 'map.png', backend_args=dict(backend='whole'))
     assert found == (tmp_path / 'map.png').read_bytes()
+
+
+UNKNOWN = {  # to Pillow, as they begin
+    'six_bands.tif': b'II*\x00' + bytes(40),
+    'depth.pfm': b'PF\n2 2\n-1.0\n' + bytes(48),
+    'light.hdr': b'#?RADIANCE\nFORMAT=32-bit_rle_rgbe\n\n-Y 2 +X 2\n' + bytes(16),
+    'own.npy': b'\x93NUMPY' + bytes(40),
+}
+
+
+@pytest.mark.parametrize('name', UNKNOWN)
+def test_a_format_that_pillow_does_not_know_is_left_to_the_loader(name, tmp_path):
+    (tmp_path / name).write_bytes(UNKNOWN[name])
+    found = fileio.get(tmp_path / name, backend_args=dict(backend='whole'))
+    assert found == UNKNOWN[name]
+
+
+def test_a_cut_tiff_of_many_bands_fails_and_a_whole_one_is_read(tmp_path):
+    tifffile = pytest.importorskip('tifffile')
+    pixels = np.arange(40 * 50 * 6, dtype=np.uint16).reshape(40, 50, 6)
+    path = tmp_path / 'bands.tif'
+    tifffile.imwrite(path, pixels, photometric='minisblack', planarconfig='contig')
+    load = LoadImageFromFile(
+        color_type='unchanged', imdecode_backend='tifffile', backend_args=dict(backend='whole')
+    )
+    assert np.array_equal(load(dict(img_path=str(path)))['img'], pixels)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match='failed to read'):
+        load(dict(img_path=str(path)))
+
+
+def test_files_of_known_formats_must_be_whole_whatever_their_names_are(tmp_path):
+    Image.new('L', (40, 30)).save(tmp_path / 'a.png')
+    cut = (tmp_path / 'a.png').read_bytes()[:20]
+    for name, content in (
+        ('text.jpg', b'not an image'),
+        ('empty.tif', b''),
+        ('a.png.part', cut),
+        ('a.tif', cut),
+    ):
+        (tmp_path / name).write_bytes(content)
+        message = rf'{name} is not a complete image \({len(content)} bytes\); copy or download it'
+        with pytest.raises(DamagedImageError, match=message):
+            fileio.get(tmp_path / name, backend_args=dict(backend='whole'))
+        with pytest.raises(DamagedImageError, match=f'{name} is not a complete image; copy'):
+            check_image(tmp_path / name, name)  # by its header alone
 
 
 @pytest.mark.parametrize('model', ['laplacianformer', 'mask-rcnn', 'upernet'])

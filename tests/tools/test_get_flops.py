@@ -2,10 +2,11 @@
 
 import contextlib
 import json
+import re
 
 import pytest
 import torch
-from conftest import ROOT, OnMap, load_tool, output_of, refusal_of, registered
+from conftest import ROOT, OnMap, output_of, refusal_of, registered
 from mmengine.analysis import FlopAnalyzer
 from mmengine.config import Config
 from mmengine.registry import MODELS
@@ -14,15 +15,16 @@ from mmlaplace import get_model
 from mmlaplace.analysis import measuring
 from mmlaplace.analysis.complexity import count_complexity, mmengine_flop_handles
 from mmlaplace.analysis.networks import Network, image_size
-from mmlaplace.analysis.training_memory import LayerByLayer
-from mmlaplace.model_zoo import read_models
+from mmlaplace.analysis.training_memory import LayerByLayer, estimate_training
+from mmlaplace.model_zoo import get_config, read_models
 from mmlaplace.models import BaseAttention, LaplacianAttention
 from mmlaplace.ops import use_backend
 
 CONFIGS = ROOT / 'configs'
 CLASSIFIER = CONFIGS / 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
-estimate_memory = load_tool('tools/analysis_tools/estimate_memory.py')
-get_flops = load_tool('tools/analysis_tools/get_flops.py')
+TEXT = CONFIGS / 'lra/text.py'
+FEWER = ('--attn-cfg', 'num_landmarks=4')
+TOOL = ROOT / 'tools/analysis_tools/get_flops.py'
 
 
 def test_attention_counted_by_hand():
@@ -119,10 +121,10 @@ def test_whole_models_have_the_published_counts():
 
 @pytest.mark.slow
 def test_the_tool_prints_ours_beside_the_published():
-    tool, tiny = ROOT / 'tools/analysis_tools/get_flops.py', 'laplacianformer-tiny_8xb128_in1k'
+    tiny = 'laplacianformer-tiny_8xb128_in1k'
     softpp = CONFIGS / 'classification/soft/softpp-tiny_8xb128_in1k.py'
-    printed = output_of(tool, tiny, softpp, 'efficientvit-b0_8xb128_in1k')  # which has a neck
-    larger = output_of(tool, tiny, '--image-size', 448, '--attn-cfg', 'num_landmarks=4')
+    printed = output_of(TOOL, tiny, softpp, 'efficientvit-b0_8xb128_in1k')  # which has a neck
+    larger = output_of(TOOL, tiny, '--image-size', 448, '--attn-cfg', 'num_landmarks=4')
     for text, name, figures in (
         (printed, tiny, ('12.06 M', '12.1 M', '2.06 G', '2.10 G', '2.30 G', '4.60 G')),
         (printed, softpp.stem, ('13.07 M', '13.0 M')),
@@ -135,17 +137,88 @@ def test_the_tool_prints_ours_beside_the_published():
 
 
 @pytest.mark.parametrize(
-    ('name', 'message'),
+    ('words', 'message'),
     [
-        ('soft-tiny-exact_32xb32_in1k', 'one for each stage'),
-        ('mask-rcnn_agent-swin-tiny_fpn_ms-1x_coco', 'one for each stage'),
-        (str(CONFIGS / 'lra/text/text_pola.py'), r'measure_model\.py counts it'),
+        (['soft-tiny-exact_32xb32_in1k', *FEWER], 'one for each stage'),
+        (['mask-rcnn_agent-swin-tiny_fpn_ms-1x_coco', *FEWER], 'one for each stage'),
+        ([TEXT, '--image-size', 64], 'needs a model of images, and .*text.py is of sequences'),
+        ([TEXT, '--memory'], '--memory needs a model of images'),
+        ([CLASSIFIER, '--length', 64], '--length 64 needs a model of sequences; take --image-size'),
+        ([CLASSIFIER, '--image-size', 1, 2, 3], 'must be one or two sides, got 1 2 3'),
+        ([CLASSIFIER, '--checkpoint', 'a.pth'], '--checkpoint is for --attention-term'),
+        ([CLASSIFIER, '--num-images', 2, '--time'], 'give it alone'),
+        (['--attention', 'Laplace'], "no attention 'Laplace'"),
+        (['--attention', 'LinearAttention', '--image-size', 64, 96], 'measures square images'),
+        ([CLASSIFIER, '--attention', 'LinearAttention'], 'leave one of them out'),
+        (['softpp-tiny_8xb128', 'no_such_model'], "matches 'no_such_model'"),
+        (['--match', 'no_such_model'], "no classifier has one of .'no_such_model'."),
     ],
 )
-def test_what_cannot_be_changed_or_counted_is_told(name, message):
-    known = {model.name: model for model in read_models()}.get(name)
-    with pytest.raises(ValueError, match=message):
-        get_flops.figures(name, known, None, dict(num_landmarks=4))
+def test_what_cannot_be_changed_or_counted_is_told(words, message):
+    assert re.search(message, refusal_of(TOOL, *words))
+
+
+def rows_of(tmp_path, *words) -> list:
+    """The rows that the tool writes."""
+    out = tmp_path / 'a.json'
+    output_of(TOOL, *words, '--device', 'cpu', '--out', out, '--force')
+    return json.loads(out.read_text())['rows']
+
+
+def test_each_size_is_a_row_by_either_name_of_the_option(tmp_path):
+    options = ('--image-size', 64, '--image-size', 32, 96)
+    square, wide = rows_of(tmp_path, CLASSIFIER, *options)
+    assert [(row['height'], row['width']) for row in (square, wide)] == [(64, 64), (32, 96)]
+    assert square['macs'] > wide['macs'] and square['parameters'] == wide['parameters']
+    (again,) = rows_of(tmp_path, CLASSIFIER, '--shape', 64)  # as mmpretrain's tool has it
+    assert again == square
+    fewer = ('--cfg-options', 'model.backbone.attn_cfg.num_landmarks=4')
+    (changed,) = rows_of(tmp_path, CLASSIFIER, '--shape', 64, *fewer)
+    assert changed['macs'] < square['macs'] and changed['weight_macs'] == square['weight_macs']
+
+
+def test_published_figures_are_of_a_model_as_it_is(tmp_path):
+    tiny = 'laplacianformer-tiny_8xb128_in1k'
+    options = ([], ['--image-size', 256], ['--attn-cfg', 'num_landmarks=4'])
+    rows = [row for words in options for row in rows_of(tmp_path, tiny, *words)]
+    assert ['published' in row for row in rows] == [True, False, False]
+    by_file = CONFIGS / f'classification/laplacianformer/{tiny}.py'
+    assert rows_of(tmp_path, by_file) == rows[:1]
+
+
+def test_a_model_is_counted_at_the_size_of_its_test_images(tmp_path):
+    name = 'softpp-small_8xb128-test-384px_in1k'
+    (row,) = rows_of(tmp_path, name)
+    (entry,) = [model for model in read_models() if model.name == name]
+    assert (row['height'], row['weight_macs']) == (384, entry.metadata['MACs'])
+
+
+def test_validation_images_are_counted_each_in_its_size(tmp_path, noise_images):
+    """As mmdet's tool does."""
+    for folder, side in (('one', 48), ('two', 64)):
+        noise_images(tmp_path / folder, side, classes=1)
+    cfg = Config.fromfile(CLASSIFIER)
+    pipeline = [dict(type='LoadImageFromFile'), dict(type='PackInputs')]
+    dataset = dict(type='CustomDataset', classes=['0'], pipeline=pipeline)
+    of = [dict(dataset, data_root=str(tmp_path / folder)) for folder in ('one', 'two')]
+    cfg.val_dataloader.dataset = dict(type='ConcatDataset', datasets=of)
+    cfg.dump(tmp_path / 'config.py')
+    small, large = (
+        row['macs'] for row in rows_of(tmp_path, CLASSIFIER, '--image-size', 48, '--image-size', 64)
+    )
+    (mean,) = rows_of(tmp_path, tmp_path / 'config.py', '--num-images', 3)
+    assert mean['images'] == 3
+    assert mean['macs'] == pytest.approx((2 * small + large) / 3)
+
+
+def test_attentions_are_measured_in_a_host(tmp_path):
+    names = 'LinearAttention', 'SoftmaxAttention, relative_bias=false'
+    sides = ('--image-size', 32, '--image-size', 64)
+    rows = rows_of(tmp_path, '--attention', *names, '--host', 'vit', *sides)
+    assert [(row['attention'], row['host']) for row in rows] == [(name, 'vit') for name in names]
+    for row in rows:
+        assert list(row['cost']) == ['forward', 'forward and backward']
+        assert all([r['side'] for r in p['rows']] == [32, 64] for p in row['cost'].values())
 
 
 NAME, SIDE = 'polaformer-pvtv2-b0_8xb128_in1k', (128, 128)
@@ -154,17 +227,15 @@ NAME, SIDE = 'polaformer-pvtv2-b0_8xb128_in1k', (128, 128)
 @pytest.mark.slow
 def test_images_and_sequences_are_counted_and_timed(tmp_path):
     def measured(config, *options) -> dict:
-        tool, out = ROOT / 'tools/analysis_tools/measure_model.py', tmp_path / 'a.json'
-        printed = output_of(tool, config, *options, '--device', 'cpu', '--out', out, '--force')
-        found = json.loads(out.read_text())
-        assert json.loads(printed[printed.index('{') :]) == found
+        (found,) = rows_of(tmp_path, config, *options)
         return found
 
-    speed = ('--speed', '--rounds', 1, '--batch-size', 2)
+    speed = ('--time', '--rounds', 1, '--batch-size', 2)
     found = measured(CLASSIFIER, *speed, '--cfg-options', 'model.backbone.attn_cfg.num_landmarks=4')
-    assert found['embed_dims'] == [32, 64, 96, 128] and found['image_size'] == [48, 48]
+    assert found['embed_dims'] == [32, 64, 96, 128]
+    assert (found['height'], found['width']) == (48, 48)
     listops, retrieval = (
-        measured(CONFIGS / f'lra/{task}/{task}_pola.py', *speed, '--length', 128)
+        measured(CONFIGS / f'lra/{task}.py', *speed, '--length', 128)
         for task in ('listops', 'retrieval')
     )
     for row in (found, listops, retrieval):
@@ -180,12 +251,12 @@ def test_images_and_sequences_are_counted_and_timed(tmp_path):
 @pytest.mark.parametrize('name', [NAME, 'laplacianformer-tiny_8xb128_in1k'])
 def test_estimate_is_near_the_peak_of_a_training_step(name, with_cp):
     """Of a step layer by layer, as on a GPU. The FFNs of LaplacianFormer are fused on a CPU."""
-    row = estimate_memory.estimate(name, 8, SIDE)
+    row = estimate_training(get_config(name), 8, SIDE)
     backbone = get_model(name, backbone_only=True, with_cp=with_cp).train()
     images = torch.rand(8, 3, *SIDE)
     step = measuring.model_job(backbone, images, train=True)
     gradients = measuring.bytes_of(tuple(backbone.parameters()))
-    estimated = row['activations with_cp' if with_cp else 'activations'] + gradients
+    estimated = row['activations_with_cp' if with_cp else 'activations'] + gradients
     # Temporaries are not in the estimate; they count for more where little else is kept.
     with LayerByLayer():
         held = measuring.tensor_memory(step, torch.device('cpu')) + measuring.bytes_of((images,))
@@ -197,7 +268,7 @@ def test_estimate_is_near_the_peak_of_a_training_step(name, with_cp):
 def test_averaged_weights_take_as_much_as_the_weights(name, copies):
     backbone = get_model(name, backbone_only=True)
     weights = measuring.bytes_of(tuple(backbone.parameters()))
-    assert estimate_memory.estimate(name, 2, (64, 64))['states'] == copies * weights
+    assert estimate_training(get_config(name), 2, (64, 64))['states'] == copies * weights
 
 
 @pytest.mark.parametrize(
@@ -215,16 +286,12 @@ def test_the_size_of_a_test_image_is_its_height_and_width(step, size):
     assert image_size(cfg) == size
 
 
-def test_a_model_that_is_not_there_is_named_also_beside_others():
-    tool = ROOT / 'tools/analysis_tools/estimate_memory.py'
-    assert "matches 'no_such_model'" in refusal_of(tool, 'softpp-tiny_8xb128', 'no_such_model')
-
-
 @pytest.mark.slow
 def test_the_tool_of_memory_prints_and_writes(tmp_path):
-    tool, out = ROOT / 'tools/analysis_tools/estimate_memory.py', tmp_path / 'memory.json'
-    printed = output_of(tool, 'softpp-tiny_8xb128', '--image-size', 64, 64, '--out', out)
+    out = tmp_path / 'memory.json'
+    options = ('--memory', '--image-size', 64, 64, '--out', out)
+    printed = output_of(TOOL, 'softpp-tiny_8xb128', *options)
     assert 'not measured on a GPU' in printed
     (row,) = json.loads(out.read_text())['rows']
-    assert (row['config'], row['batch']) == ('softpp-tiny_8xb128_in1k', 128)
-    assert 0 < row['activations with_cp'] < row['activations']
+    assert (row['config'], row['batch_size']) == ('softpp-tiny_8xb128_in1k', 128)
+    assert 0 < row['activations_with_cp'] < row['activations']

@@ -25,12 +25,14 @@ from PIL import Image
 from mmlaplace.checkpoints import UnsafeCheckpointError, refuse_code
 from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.commands.toolbox_scripts import check_checkpoints, run_toolbox_script
-from mmlaplace.lab.side_by_side.attention_jobs import begin
+from mmlaplace.lab.side_by_side.attention_results import begin
 from mmlaplace.lab.side_by_side.attention_study import STUDIES, settings_of
+from mmlaplace.lab.side_by_side.attention_training import train_attention
 from mmlaplace.toolboxes import toolbox_script
 
 TOOLS = ROOT / 'tools'
 DEMO = ROOT / 'demo'
+PAPERS = ROOT / 'studies'
 MODEL_NAMES = 'laplacianformer', 'softpp', 'polaformer-pvt', 'semantic-fpn', 'retinanet'
 LAPLACIAN, SOFTPP, PVT, FPN, RETINANET = map(micro_config, MODEL_NAMES)
 SOFTMAX = LAPLACIAN.with_name('laplacianformer-micro-softmax_1xb32_mini.py')
@@ -45,8 +47,8 @@ LOADERS = {
     '../demo/image_demo.py': ['photo.png', LAPLACIAN, 'FILE', '--out-dir', 'OUT'],
     '../demo/image_demo.py detector': ['photo.png', RETINANET, 'FILE', '--out-dir', 'OUT'],
     '../demo/image_demo.py segmentor': ['photo.png', FPN, 'FILE', '--out-dir', 'OUT'],
-    'analysis_tools/measure_model.py': [SOFTPP, '--attention-term', '--checkpoint', 'FILE'],
-    'visualization/paper_figures.py': [
+    'analysis_tools/get_flops.py': [SOFTPP, '--attention-term', '--checkpoint', 'FILE'],
+    '../studies/paper_figures.py': [
         'polaformer-5',
         '--model',
         PVT,
@@ -59,8 +61,6 @@ LOADERS = {
     ],
     'linearize.py': [SOFTMAX, 'FILE', '--attention', 'FLattenAttention', '--work-dir', 'OUT'],
     'deployment/export.py': [LAPLACIAN, 'FILE', '--format', 'pt2', '--out', 'OUT/a.pt2'],
-    # It takes the checkpoints that it finds in its work directory.
-    'analysis_tools/attention_training.py': ['LaplacianAttention', '--work-dir', 'runs'],
     'model_converters/convert.py': ['FILE', '--out', 'OUT/a.pth'],
 }
 # These hand over to the toolboxes, which load whatever fits.
@@ -92,13 +92,8 @@ def run(tmp_path, monkeypatch):
         words = [re.sub('FILE|OUT', lambda m: str(paths[m[0]]), str(word)) for word in arguments]
         monkeypatch.chdir(tmp_path)
         Image.fromarray(np.zeros((48, 48, 3), np.uint8)).save('photo.png')
-        for place, epoch in (('runs/textures', 4), ('resumed', 11)):
-            Path(place).mkdir(parents=True)
-            Path(place, f'epoch_{epoch}.pth').symlink_to(paths['FILE'])
-        host = STUDIES['textures'].host  # of a training that was stopped
-        begin(Path('runs'), settings_of('LaplacianAttention', host, 0, 'textures', None))
-        Path('runs/lock').touch()
-        Path('data/mini/textures/train').mkdir(parents=True)
+        Path('resumed').mkdir()
+        Path('resumed/epoch_11.pth').symlink_to(paths['FILE'])
         Path('resumed/last_checkpoint').write_text(str(Path('resumed/epoch_11.pth').resolve()))
         before = set(tmp_path.rglob('*'))
         result = run_script(tool, *words)
@@ -113,19 +108,22 @@ def run(tmp_path, monkeypatch):
 def test_no_tool_that_takes_a_checkpoint_is_left_out():
     about = re.compile(r'checkpoint|--resume|torch\.load|state_dict|pickle', re.IGNORECASE)
     paths = [path for folder in (TOOLS, DEMO) for path in folder.rglob('*.py')]
+    paths += PAPERS.glob('*.py')
     found = {os.path.relpath(path, TOOLS) for path in paths if about.search(path.read_text())}
     # These load nothing themselves: tools/train.py and tools/test.py check what they are given.
-    found -= {'dry_run.py', 'reproduce.py'}
+    found -= {'dry_run.py', '../studies/reproduce.py'}
     # The explorer has its own test: tests/demo/test_attention_explorer.py.
     found -= {'../demo/attention_explorer.py'}
     found -= {f'../demo/explorer/{name}.py' for name in ('models', 'page', 'view')}
     assert found == {name.split()[0] for name in (*LOADERS, *HANDING_OVER)}
     # All of them by our own loader: others, such as mmengine's, run code.
     calls = re.compile(r'\b(torch\.load|load_checkpoint|_load_checkpoint|pickle\.\w+)\(')
-    labs = ('lab/side_by_side', 'lab/mini_datasets', 'lab/reproduction')
+    labs = ('lab/side_by_side', 'lab/mini_datasets')
     rooms = ('analysis', 'commands', 'deployment', *labs)
     shared = (*(ROOT / 'mmlaplace' / room for room in rooms), ROOT / '.dev_scripts')
-    for path in (path for folder in (TOOLS, DEMO, *shared) for path in folder.rglob('*.py')):
+    for path in (
+        path for folder in (TOOLS, DEMO, PAPERS, *shared) for path in folder.rglob('*.py')
+    ):
         assert not calls.search(path.read_text()), path
 
 
@@ -144,14 +142,36 @@ def test_code_and_weights_of_another_model_are_refused(name, write, run, tmp_pat
     assert re.search(REFUSED[write], run(name, {**LOADERS, **HANDING_OVER}[name]))
 
 
+@pytest.mark.parametrize('write', [hostile, other])
+def test_a_training_of_a_comparison_refuses_them_when_it_goes_on(write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / 'file.pth')
+    training = 'LaplacianAttention', STUDIES['textures'].host, 0, 'textures', None
+    begin(Path('runs'), settings_of(*training))
+    Path('runs/textures').mkdir()
+    Path('runs/textures/epoch_4.pth').symlink_to(tmp_path / 'file.pth')
+    Path('data/textures/train').mkdir(parents=True)
+    with pytest.raises(SystemExit, match=REFUSED[write]):
+        train_attention(*training, Path('runs'), Path('data'))
+    assert not (tmp_path / 'ran').exists()
+    assert not Path('runs/result.json').exists()
+
+
 @pytest.mark.parametrize('name', HANDING_OVER)
-def test_a_warning_tells_that_a_toolbox_loads_what_fits(name, tmp_path, monkeypatch, capsys):
+def test_without_first_checks_a_warning_tells_that_a_toolbox_loads_what_fits(
+    name, tmp_path, monkeypatch, capsys
+):
     other(tmp_path / 'file.pth')
     monkeypatch.chdir(tmp_path)
     Path('resumed').mkdir()
     Path('resumed/last_checkpoint').write_text('file.pth')
     script = toolbox_script('mmpretrain', name.split()[0])
     words = [str(word).replace('FILE', 'file.pth') for word in HANDING_OVER[name]]
+    monkeypatch.setattr(sys, 'argv', [str(script), *words])
+    check_checkpoints(script)
+    assert capsys.readouterr().err == ''  # the first checks refuse it, when the model is built
+    options = [] if '--cfg-options' in words else ['--cfg-options']
+    words += [*options, 'first_checks=False']
     monkeypatch.setattr(sys, 'argv', [str(script), *words])
     check_checkpoints(script)
     (line,) = capsys.readouterr().err.splitlines()

@@ -273,6 +273,21 @@ def test_vis_predictions_takes_grey_images_and_classes_without_names():
     assert vis_predictions.classified(image, sample, None, None)[1] == '5 (90%)\ntrue: 3'
 
 
+def test_vis_predictions_says_that_no_box_is_certain_enough_and_what_is_true():
+    def title(scores, labels=None, classes=('disc', 'box')):
+        sample = mock.MagicMock()
+        sample.pred_instances.scores = torch.tensor(scores)
+        sample.gt_instances.labels = torch.tensor(labels or [])
+        names = ['pred_instances'] + ['gt_instances'] * (labels is not None)
+        sample.__contains__.side_effect = names.__contains__
+        return vis_predictions.title_of(sample, classes)
+
+    assert title([0.2, 0.12]) == ('no box above 50% (best: 20%)', 'crimson')
+    assert title([], [1, 0, 1]) == ('no box above 50%\ntrue: 2 box, 1 disc', 'crimson')
+    assert title([0.5, 0.1], [0], None) == ('true: 1 0', 'black')
+    assert title([0.9], []) == ('true: nothing', 'black')
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize('config', [RETINANET, LAPLACIAN, FPN], ids=lambda path: path.stem)
 def test_vis_predictions_enlarges_and_lightens_images(config, mini_data, tmp_path, monkeypatch):

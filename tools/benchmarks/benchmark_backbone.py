@@ -26,9 +26,9 @@ is named with the reason, and the others continue.
 Examples:
   python tools/benchmarks/benchmark_backbone.py --plot work_dirs/backbone.png
   python tools/benchmarks/benchmark_backbone.py laplacianformer-tiny mmpretrain:ResNet-50 \\
-      mmdet:PyramidVisionTransformer-tiny --sizes 224x8 512 1024 --modes eager compiled bf16
+      mmdet:PyramidVisionTransformer-tiny --image-size 224x8 512 1024 --modes eager compiled bf16
   python tools/benchmarks/benchmark_backbone.py laplacianformer-tiny soft-tiny \\
-      polaformer-pvt-tiny peers --sizes 224x8 256x8 --plot-top1 work_dirs/top1.png
+      polaformer-pvt-tiny peers --image-size 224x8 256x8 --plot-top1 work_dirs/top1.png
   python tools/benchmarks/benchmark_backbone.py --list 'mmpretrain:*Swin*'
   # the tables of an earlier call in Markdown, and a plot of some of its candidates
   python tools/benchmarks/benchmark_backbone.py --report work_dirs/benchmark_backbone.json
@@ -108,10 +108,10 @@ class Attempt:
 
 def parse_size(text: str) -> Tuple[int, int]:
     """Side and batch of ``224x8``, or of ``224``."""
-    found = re.fullmatch(r'([1-9]\d*)(?:x([1-9]\d*))?', text)
-    if found is None:
+    match = re.fullmatch(r'([1-9]\d*)(?:x([1-9]\d*))?', text)
+    if match is None:
         raise argparse.ArgumentTypeError(f'{text!r}: give SIDExBATCH such as 224x8, or SIDE')
-    return int(found[1]), int(found[2] or 1)
+    return int(match[1]), int(match[2] or 1)
 
 
 def step_of(model: nn.Module, images: Tensor, train: bool, mode: str) -> Callable:
@@ -133,7 +133,7 @@ def measure(models: Dict[str, nn.Module], args: argparse.Namespace, device: torc
 
         # Candidates share the code of their classes. Past the limit torch would run them eagerly.
         config.cache_size_limit = max(8, 2 * len(models) * len(args.modes))
-    for side, batch in args.sizes:
+    for side, batch in args.image_size:
         if compiles:
             torch.compiler.reset()  # the code for the last size, or all would count for the limit
         images = torch.randn(batch, 3, side, side, device=device)
@@ -202,8 +202,8 @@ def parse_args() -> argparse.Namespace:
         metavar='PATTERN',
         help="print the names that match, or mmlaplace's, and stop",
     )
-    parser.add_argument(
-        '--sizes',
+    parser.add_image_size(
+        former='--sizes',
         nargs='+',
         type=parse_size,
         default=list(SIZES),
@@ -296,7 +296,7 @@ def main() -> int:
         train=args.train,
         rounds=args.rounds,
         base=args.base,
-        sizes=args.sizes,
+        sizes=args.image_size,
         modes=args.modes,
         candidates=args.candidates,
         failures=failures,

@@ -82,14 +82,15 @@ def make_ade(out: Path, scenes: Path) -> None:
 
 def make_cityscapes(out: Path, scenes: Path) -> None:
     for split, folder in (('train', 'training'), ('val', 'validation')):
-        images, labels = (out / kind / split / 'town' for kind in ('leftImg8bit', 'gtFine'))
+        images = out / 'leftImg8bit' / split / 'town'
+        labels = out / 'gtFine' / split / 'town'
         images.mkdir(parents=True)
         labels.mkdir(parents=True)
         for source in sorted((scenes / 'images' / folder).glob('*.png')):
             shutil.copy(source, images / f'{source.stem}_leftImg8bit.png')
-            found = np.asarray(Image.open(scenes / 'annotations' / folder / source.name))
-            found = np.where(found == 0, 255, found - 1).astype(np.uint8)  # 255 is ignored
-            Image.fromarray(found).save(labels / f'{source.stem}_gtFine_labelTrainIds.png')
+            classes = np.asarray(Image.open(scenes / 'annotations' / folder / source.name))
+            classes = np.where(classes == 0, 255, classes - 1).astype(np.uint8)  # 255 is ignored
+            Image.fromarray(classes).save(labels / f'{source.stem}_gtFine_labelTrainIds.png')
 
 
 def make_voc(out: Path, scenes: Path) -> None:

@@ -32,6 +32,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Callable, Iterable, List, Tuple
@@ -41,6 +42,7 @@ import torch
 import torch.nn as nn
 from mmengine.config import Config, DictAction
 from rich.console import Console
+from torch import Tensor
 
 from mmlaplace.analysis.measuring import describe_machine, interleave
 from mmlaplace.analysis.networks import image_size
@@ -139,19 +141,15 @@ def planned_size(cfg: Config, form: Deployable, args: argparse.Namespace) -> Tup
     """
     described = described_pipeline(cfg)
     check_channels(form.channels, described['color'])
-    made = sizes_made(described['pipeline'])
-    divisor = form.multiple
-    made = {tuple(-(-side // divisor) * divisor for side in size) for size in made}
-    size = tuple(args.image_size) if args.image_size else None
-    if size is None:
-        return cfg, made.pop() if len(made) == 1 else image_size(cfg)
-    # A detector's images are padded to the size of the file.
-    if (
-        not args.dynamic
-        and form.task != 'detection'
-        and made != {size}
-        and 'slide' not in form.details
-    ):
+    pipeline_sizes = set()
+    for sides in sizes_made(described['pipeline']):
+        pipeline_sizes.add(tuple(-(-side // form.multiple) * form.multiple for side in sides))
+    if not args.image_size:
+        return cfg, pipeline_sizes.pop() if len(pipeline_sizes) == 1 else image_size(cfg)
+    size = tuple(args.image_size)
+    # A detector's images are padded to the size of the file, and windows have a size of their own.
+    has_own_sizes = form.task == 'detection' or 'slide' in form.details
+    if not args.dynamic and not has_own_sizes and pipeline_sizes != {size}:
         print(
             f'The file will resize images to {size[0]} x {size[1]}, in the place of the steps of '
             'the test pipeline.',
@@ -194,7 +192,7 @@ def verify(
     model: nn.Module, form: Deployable, run: Callable, about: dict, sizes: List[Size]
 ) -> List[dict]:
     """Differences from the toolbox's predictions for each photograph, the largest at each size."""
-    found = []
+    report = []
     for size in sizes:
         tell(f"comparing the graph with the toolbox's predictions at {size[0]} x {size[1]}")
         photos = verification.photographs(size, form.channels)
@@ -203,11 +201,12 @@ def verify(
         rows = []
         for photo in photos:
             expected = verification.predicted(model, form.task, photo[:1])
-            found_in_file = run(*form.given(photo))
-            outputs = dict(zip(about['outputs'], (out[:1] for out in found_in_file)))
+            outputs = {
+                name: values[:1] for name, values in zip(about['outputs'], run(*form.given(photo)))
+            }
             rows.append(verification.differences(form, expected, outputs))
-        found.append(dict(size=list(size), **judged(rows, about)))
-    return found
+        report.append(dict(size=list(size), **judged(rows, about)))
+    return report
 
 
 def judged(rows: List[dict], about: dict) -> dict:
@@ -235,14 +234,15 @@ def verify_deployed(
         tell(f"comparing the deployed predictions of {len(paths)} photographs with the toolbox's")
         expected = verification.toolbox_predictions(cfg, model, paths)
         if args.format == 'onnx' and about['batch'] in (None, 1):
-            found = commanded(args, folder, paths)
+            predictions = commanded(args, folder, paths)
         else:
-            # A file may take a fixed number of images.
-            batched = lambda x, *more: run(  # noqa: E731
-                x.expand(about['batch'] or 1, -1, -1, -1).contiguous(), *more
-            )
-            found = verification.in_process(batched, about, paths)
-    pairs = zip(expected, found)
+
+            def batched(x: Tensor, *more: Tensor) -> tuple:
+                # A file may take a fixed number of images.
+                return run(x.expand(about['batch'] or 1, -1, -1, -1).contiguous(), *more)
+
+            predictions = verification.in_process(batched, about, paths)
+    pairs = zip(expected, predictions)
     rows = [verification.prediction_differences(about['task'], *pair) for pair in pairs]
     return dict(images=len(paths), **judged(rows, about))
 
@@ -282,20 +282,23 @@ def benchmark(
     form: Deployable, run: Callable, batch: int, sizes: List[Size], rounds: int
 ) -> List[dict]:
     """Milliseconds in eager PyTorch, with the compiled ops, and in the runtime, by turns."""
-    found = []
+
+    @torch.no_grad()
+    def in_torch(*inputs: Tensor) -> tuple:
+        return form(*inputs)
+
+    report = []
     for size in sizes:
         tell(f'timing at {size[0]} x {size[1]}')
         photo = verification.photographs(size, form.channels)[0]
         inputs = form.given(photo.expand(batch, -1, -1, -1).contiguous())
-        jobs = dict(
-            pytorch=torch.no_grad()(lambda x=inputs: form(*x)), runtime=lambda x=inputs: run(*x)
-        )
+        jobs = dict(pytorch=partial(in_torch, *inputs), runtime=partial(run, *inputs))
         seconds = interleave(jobs, rounds, photo.device)
-        times = {name: 1e3 * statistics.median(of) for name, of in seconds.items()}
-        best = {f'{name}_best': 1e3 * min(of) for name, of in seconds.items()}
+        times = {name: 1e3 * statistics.median(runs) for name, runs in seconds.items()}
+        best = {f'{name}_best': 1e3 * min(runs) for name, runs in seconds.items()}
         row = dict(times, **best, ratio=times['runtime'] / times['pytorch'])
-        found.append(dict(size=list(size), **{name: round(ms, 3) for name, ms in row.items()}))
-    return found
+        report.append(dict(size=list(size), **{name: round(ms, 3) for name, ms in row.items()}))
+    return report
 
 
 def export_and_verify(parser: ToolParser, args: argparse.Namespace) -> dict:
@@ -310,7 +313,8 @@ def export_and_verify(parser: ToolParser, args: argparse.Namespace) -> dict:
         cfg, size = planned_size(cfg, form, args)
         start = time.perf_counter()
         about = export(form, cfg, args, size)
-    image = np.zeros((480, 640) + (3,) * (about['color'] == 'color'), np.uint8)
+    shape = (480, 640, 3) if about['color'] == 'color' else (480, 640)
+    image = np.zeros(shape, np.uint8)
     try:
         image_pipeline.prepare(image, about)
     except ValueError as error:  # of a size that the pipeline makes

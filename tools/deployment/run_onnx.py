@@ -23,7 +23,8 @@ from typing import Callable, Dict, List
 import numpy as np
 
 # The module alone, as its package needs torch. A copy beside this file comes first.
-sys.path.append(str(Path(__file__).resolve().parent / '../../mmlaplace/deployment'))
+sys.path.append(str(Path(__file__).resolve().parents[2] / 'mmlaplace/deployment'))  # in a clone
+sys.path.append(str(Path(__file__).resolve().parents[3] / 'deployment'))  # in .mim of a wheel
 import image_pipeline
 
 

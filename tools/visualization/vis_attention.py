@@ -66,14 +66,17 @@ def find(parser: ToolParser, args, config: str, backbone, image: Tensor) -> Mixe
     if not -depth <= args.block < depth:
         parser.error(f'--block {args.block}: that stage of {config} has blocks 0 to {depth - 1}')
     chosen = (args.stage, args.block % depth)
-    every = mixed_by(backbone, BaseAttention, image)
-    found = [mixed for mixed in every if (mixed.stage, mixed.block) == chosen]
-    if not found:
+    of_block = [
+        mixed
+        for mixed in mixed_by(backbone, BaseAttention, image)
+        if (mixed.stage, mixed.block) == chosen
+    ]
+    if not of_block:
         parser.error(
             f'--stage {args.stage}: that block of {config} has no attention with queries, keys and '
             'values, so there is no map of weights to draw; choose another stage or model'
         )
-    mixed = found[0]
+    mixed = of_block[0]
     with parser.refusing(ValueError, start=f'--stage {args.stage}: '):
         check_rows(mixed.attention)
     heads = mixed.attention.num_heads

@@ -76,9 +76,9 @@ def detected(model: nn.Module, inputs: Tensor, samples: list, num_classes: int) 
     )
     with attached:
         (sample,) = model.predict(inputs, samples, rescale=False)
-    found = sample.pred_instances[sample.pred_instances.scores >= MIN_SCORE]
-    of_class = F.one_hot(found.labels, num_classes).to(found.scores)
-    return (found.scores @ of_class)[None], found
+    detections = sample.pred_instances[sample.pred_instances.scores >= MIN_SCORE]
+    is_of_class = F.one_hot(detections.labels, num_classes).to(detections.scores)
+    return (detections.scores @ is_of_class)[None], detections
 
 
 def segmented(model: nn.Module, inputs: Tensor, samples: list, num_classes: int) -> tuple:

@@ -1,7 +1,8 @@
 """Draw a model's predictions on some images of its config's test set.
 
 The tool works for classifiers, detectors and segmentors. Above the image of a classifier are the
-predicted and the true class. The toolbox's own visualiser draws boxes, masks and label maps, on
+predicted and the true class, above that of a detector its true objects, and that no box is certain
+enough to be drawn, if so. The toolbox's own visualiser draws boxes, masks and label maps, on
 images that are enlarged so that lines and names can be seen. The seed decides on the images and
 their order.
 
@@ -13,6 +14,7 @@ Examples:
 
 import math
 import random
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,14 +54,16 @@ def enlarged(data: dict, gamma: float) -> np.ndarray:
 def classified(image: np.ndarray, sample, visualizer, classes) -> tuple:
     """The image, and predicted and true class above it."""
     truth, predicted = sample.gt_label.item(), sample.pred_label.item()
-    named = [classes[label] if classes else label for label in (predicted, truth)]
-    title = f'{named[0]} ({sample.pred_score.max():.0%})\ntrue: {named[1]}'
+    names = [classes[label] if classes else label for label in (predicted, truth)]
+    title = f'{names[0]} ({sample.pred_score.max():.0%})\ntrue: {names[1]}'
     return image, title, 'darkgreen' if truth == predicted else 'crimson'
 
 
 def drawn(image: np.ndarray, sample, visualizer, classes) -> tuple:
-    """The image with its prediction, by the toolbox's visualiser."""
+    """The image with its prediction, by the toolbox's visualiser, and of a detector a title."""
+    title, colour = '', 'black'
     if 'pred_instances' in sample:
+        title, colour = title_of(sample, classes)
         # The most certain last, on top of other classes for the same box.
         scores, order = sample.pred_instances.scores.sort()
         sample.pred_instances = sample.pred_instances[order[scores >= MIN_SCORE]]
@@ -67,19 +71,32 @@ def drawn(image: np.ndarray, sample, visualizer, classes) -> tuple:
     with TemporaryDirectory() as folder:
         path = str(Path(folder) / 'drawn.png')
         visualizer.add_datasample('', image, sample, draw_gt=False, draw_pred=True, out_file=path)
-        return np.asarray(Image.open(path).convert('RGB')), '', 'black'
+        return np.asarray(Image.open(path).convert('RGB')), title, colour
+
+
+def title_of(sample, classes) -> tuple:
+    """What is truly on an image, and whether a box is certain enough to be drawn."""
+    lines, colour, scores = [], 'black', sample.pred_instances.scores
+    if not (scores >= MIN_SCORE).any():
+        best = f' (best: {scores.max():.0%})' if len(scores) else ''
+        lines, colour = [f'no box above {MIN_SCORE:.0%}{best}'], 'crimson'
+    if 'gt_instances' in sample:
+        counts = Counter(sample.gt_instances.labels.tolist()).items()
+        named = [f'{count} {classes[label] if classes else label}' for label, count in counts]
+        lines.append(f'true: {", ".join(named) or "nothing"}')
+    return '\n'.join(lines), colour
 
 
 def name_boxes(axis, sample, classes) -> None:
     """Write class and score above each box, larger than the toolbox does."""
-    found = sample.pred_instances
-    for box, label, score in zip(found.bboxes, found.labels, found.scores):
+    detections = sample.pred_instances
+    for box, label, score in zip(detections.bboxes, detections.labels, detections.scores):
         left, top = box[:2].tolist()
-        named = classes[label] if classes else int(label)
+        name = classes[label] if classes else int(label)
         axis.text(
             left,
             max(top, 0),
-            f'{named} {score:.0%}',
+            f'{name} {score:.0%}',
             fontsize=8,
             color='white',
             va='bottom',

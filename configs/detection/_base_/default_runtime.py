@@ -2,6 +2,7 @@ custom_imports = dict(imports=['mmlaplace'], allow_failed_imports=False)
 default_scope = 'mmdet'
 
 default_hooks = dict(
+    first_checks=dict(type='FirstChecksHook'),
     timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=50),
     param_scheduler=dict(type='ParamSchedulerHook'),

@@ -1,1 +1,1 @@
-"""A user's attention beside others: ``python -m mmlaplace compare``."""
+"""Attentions beside one another: ``python -m mmlaplace compare``."""

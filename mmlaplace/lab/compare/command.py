@@ -1,4 +1,4 @@
-"""``python -m mmlaplace compare``: a user's attention beside others."""
+"""``python -m mmlaplace compare``: a user's attention beside others, and its two sub-commands."""
 
 import argparse
 import hashlib
@@ -10,7 +10,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import torch
 from rich.console import Console
@@ -26,6 +26,7 @@ from ..probes.study import Runner
 from ..runner import Job, Outcome, run_all
 from ..side_by_side.attention_file import find_attention
 from ..side_by_side.attention_study import config_of
+from . import probes, trainings
 from .configs import write_configs
 from .contract import FAILED, NOT_CHECKED, NOT_PROMISED, Finding, check_contract
 from .frames import Candidate, candidate
@@ -35,16 +36,45 @@ from .points import POINTS
 from .runs import TASKS, cost_jobs, found, training_jobs
 
 OTHERS = ('Softmax', 'Linear', 'Pola', 'Laplacian')
+COMMANDS: Dict[str, Callable[[Sequence[str]], int]] = {
+    'trainings': trainings.main,
+    'probes': probes.main,
+}
+PROG = 'python -m mmlaplace compare'
+DESCRIPTION = """
+Compare an attention of yours with others: first its contract (sizes, batches, half precision,
+gradients, export, growth), then small tasks, time and memory, and trainings on small images in
+Swin, DeiT and PVT. It ends in one page, and configs for ImageNet and COCO. A second call continues
+the first.
+
+Two further commands compare the attentions of this project, or some of them:
+  trainings   the same host, data and schedule for each, several seeds, and their costs
+  probes      small tasks that ask one thing of an attention
+
+Examples:
+  python -m mmlaplace compare my_attention.py:MyAttention --with SOFT Pola Softmax
+  python -m mmlaplace compare my_attention.py:MyAttention --contract
+  python -m mmlaplace compare trainings --help
+"""
 MARKS = {FAILED: 'FAILED', NOT_CHECKED: '  ?', NOT_PROMISED: '  –'}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command, and the function that runs it."""
-    parser.description = (
-        'Compare an attention of yours with others: first its contract (sizes, batches, half '
-        'precision, gradients, export, growth), then small tasks, time and memory, and trainings '
-        'on small images in Swin, DeiT and PVT. It ends in one page, and configs for ImageNet and '
-        'COCO. A second call continues the first.'
+def main(arguments: Sequence[str]) -> int:
+    """Run ``compare`` with the words after it, and return its exit status."""
+    if arguments and arguments[0] in COMMANDS:
+        return COMMANDS[arguments[0]](arguments[1:])
+    args = parser_of_one().parse_args(arguments)
+    return run(args)
+
+
+def parser_of_one() -> argparse.ArgumentParser:
+    """The parser of the comparison of one attention with others."""
+    parser = argparse.ArgumentParser(
+        prog=PROG,
+        usage='%(prog)s FILE.py:CLASS [options]\n       %(prog)s trainings [options]\n'
+        '       %(prog)s probes [options]',
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         'attention',
@@ -95,7 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Path('data/mini'),
         help='of the small images, which are made if missing; %(default)s',
     )
-    parser.set_defaults(run=run)
+    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -153,15 +183,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def bad_input(text: str, status: int = 2) -> int:
-    sys.stderr.write(f'python -m mmlaplace compare: error: {text}\n')
+    sys.stderr.write(f'{PROG}: error: {text}\n')
     return status
 
 
 def command_line(args: argparse.Namespace) -> str:
     """The command with what decides its results."""
     words = ['python', '-m', 'mmlaplace', 'compare', args.attention, '--with', *args.others]
-    words += ['--own-frames'] * args.own_frames
-    words += ['--budget', str(args.budget)] if args.budget else []
+    if args.own_frames:
+        words.append('--own-frames')
+    if args.budget:
+        words += ['--budget', str(args.budget)]
     return shlex.join(words)
 
 
@@ -171,10 +203,13 @@ def chosen(names: Sequence[str], own_frames: bool) -> List[Candidate]:
     Raises:
         ValueError: For an unknown name, or where no other attention is left.
     """
-    found = {one.label: one for one in reversed([candidate(n, own_frames) for n in names])}
-    if len(found) < 2:
+    candidates: Dict[str, Candidate] = {}
+    for name in names:
+        one = candidate(name, own_frames)
+        candidates.setdefault(one.label, one)
+    if len(candidates) < 2:
         raise ValueError('--with names no attention but yours; name another, such as Softmax')
-    return list(reversed(found.values()))
+    return list(candidates.values())
 
 
 def settings_of(one: Candidate, args: argparse.Namespace) -> dict:

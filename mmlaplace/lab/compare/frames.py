@@ -59,15 +59,20 @@ def candidate(name: str, own_frames: bool = False) -> Candidate:
     kind, *options = name.split(', ')
     cls: Any = find_attention(kind)
     label = ', '.join([cls.__name__.removesuffix('Attention'), *options])
-    given, known = config_of(name, landmarks=None), cls.known_options()
+    given = config_of(name, landmarks=None)
+    known = cls.known_options()
     own = asdict(cls.frame) if issubclass(cls, QKVAttention) else {}
     kept = [] if own_frames else [field for field in SHARED if field not in known]
     if own.get('qkv') == 'shared_qk' and 'qkv' in known and not own_frames:
         kept.append('qkv')  # equal queries and keys belong to the mixing rule
-    left = {*SHARED} if own_frames else {*kept, *given}
-    shared = {field: value for field, value in SHARED.items() if field not in left}
-    texts = [f'{field}={str(value).lower()}' for field, value in shared.items()]
-    whole = ', '.join([name if ':' in kind else ', '.join([cls.__name__, *options]), *texts])
+    shared = {}
+    if not own_frames:
+        for field, value in SHARED.items():
+            if field not in kept and field not in given:
+                shared[field] = value
+    parts = [kind if ':' in kind else cls.__name__, *options]
+    parts += [f'{field}={str(value).lower()}' for field, value in shared.items()]
+    whole = ', '.join(parts)
     return Candidate(
         label,
         whole,

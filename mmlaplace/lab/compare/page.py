@@ -57,19 +57,22 @@ class Page(NamedTuple):
 
 def write_page(page: Page, folder: Path) -> List[Path]:
     """Write README.md, page.html and the pictures, and return their paths."""
-    yours, found = page.candidates[0].label, page.found
-    pictures = {kind: folder / f'{kind}.png' for kind in ('tasks', 'costs', 'images')}
+    yours = page.candidates[0].label
+    found = page.found
+    pictures = []
     if found.tasks.rows:
-        draw(found.tasks, pictures['tasks'], title='small tasks, accuracy (%)')
+        pictures.append(folder / 'tasks.png')
+        draw(found.tasks, pictures[-1], title='small tasks, accuracy (%)')
     if found.costs:
-        draw_costs(found.costs, yours, pictures['costs'])
+        pictures.append(folder / 'costs.png')
+        draw_costs(found.costs, yours, pictures[-1])
     if found.images:
-        draw_images(found.images, yours, pictures['images'])
+        pictures.append(folder / 'images.png')
+        draw_images(found.images, yours, pictures[-1])
     text = '\n\n'.join(sections(page)) + '\n'
     write_whole(folder / 'README.md', text)
     write_whole(folder / 'page.html', to_html(text, folder))
-    drawn = dict(tasks=found.tasks.rows, costs=found.costs, images=found.images)
-    return [folder / 'README.md', folder / 'page.html', *(pictures[k] for k in drawn if drawn[k])]
+    return [folder / 'README.md', folder / 'page.html', *pictures]
 
 
 def to_html(text: str, folder: Path) -> str:
@@ -93,7 +96,7 @@ def to_html(text: str, folder: Path) -> str:
 
 def sections(page: Page) -> Iterator[str]:
     """The parts of the page."""
-    yours, *others = (one.label for one in page.candidates)
+    yours, *others = [one.label for one in page.candidates]
     yield f'# {yours} beside {", ".join(others)}'
     yield f'`{page.command}`\n\n{page.machine}'
     yield '## At a glance'
@@ -123,7 +126,7 @@ def sections(page: Page) -> Iterator[str]:
         [f'[{path.name}](configs/{path.name})', recipe.where]
         for path, recipe in zip(page.configs, RECIPES)
     ]
-    yield words(['config', 'the attention is'], rows)
+    yield text_table(['config', 'the attention is'], rows)
     yield f'```bash\npython tools/train.py {page.configs[0]}\n```'
 
 
@@ -187,26 +190,24 @@ def frame_section(page: Page) -> Iterator[str]:
         else:
             kept = ', '.join(f'`{field}`' for field in one.kept) or 'nothing'
         rows.append([one.label, changed or 'nothing', kept])
-    yield words(['attention', 'changed from its own', 'keeps of its own'], rows)
+    yield text_table(['attention', 'changed from its own', 'keeps of its own'], rows)
 
 
-def words(header: List[str], rows: List[List[str]]) -> str:
-    """A table of words, which are aligned at the left."""
+def text_table(header: List[str], rows: List[List[str]]) -> str:
+    """A table of texts, which are aligned at the left."""
     return markdown_table(header, [[cell.replace('|', '\\|') for cell in row] for row in rows])
 
 
 def contract_table(findings: List[Finding]) -> str:
     """A table with a row for each point."""
-    rows = [
-        [
-            finding.point,
-            POINTS[finding.point].asks,
-            f'**{finding.state}**' if finding.state == FAILED else finding.state,
-            ' '.join(filter(None, [finding.text, finding.line and f'`{finding.line}`'])),
-        ]
-        for finding in findings
-    ]
-    return words(['point', 'asks', 'result', 'seen'], rows)
+    rows = []
+    for finding in findings:
+        state = f'**{finding.state}**' if finding.state == FAILED else finding.state
+        seen = [finding.text] if finding.text else []
+        if finding.line:
+            seen.append(f'`{finding.line}`')
+        rows.append([finding.point, POINTS[finding.point].asks, state, ' '.join(seen)])
+    return text_table(['point', 'asks', 'result', 'seen'], rows)
 
 
 def task_section(page: Page) -> Iterator[str]:
@@ -220,11 +221,11 @@ def task_section(page: Page) -> Iterator[str]:
         f'most {page.plan.steps} steps. A task that is not solved may be learnt by '
         'longer training. A star marks seeds that disagree.'
     )
-    said = {
-        name: ' '.join((PROBES.get(name).__doc__ or '').split('\n\n')[0].split())
-        for name in page.plan.tasks
-    }
-    yield '\n'.join(f'- **{name.replace("_", " ")}**: {task}' for name, task in said.items())
+    lines = []
+    for name in page.plan.tasks:
+        task = ' '.join((PROBES.get(name).__doc__ or '').split('\n\n')[0].split())
+        lines.append(f'- **{name.replace("_", " ")}**: {task}')
+    yield '\n'.join(lines)
     yield '![Accuracy of each attention in each task](tasks.png)'
     yield text_of(table)
 
@@ -260,13 +261,14 @@ def image_section(page: Page) -> Iterator[str]:
         return
     yours = page.candidates[0].label
     yield '## Small images'
-    yield (
+    text = (
         f'{page.plan.epochs} epochs on 3,600 patches of fifteen photographs, 64 × 64 pixels. The '
         'class is the photograph. The test has 900 patches of other parts of the photographs, in '
         'three sizes. Attentions with landmarks have 16.'
-        + ' In Swin, the attention is in the first two stages.'
-        * ('swin' in page.found.images)
     )
+    if 'swin' in page.found.images:
+        text += ' In Swin, the attention is in the first two stages.'
+    yield text
     yield '![Top-1 of each attention in each backbone; a dot is a seed](images.png)'
     for host, results in page.found.images.items():
         yield f'### In {BACKBONES[host]}'
@@ -282,17 +284,17 @@ def image_section(page: Page) -> Iterator[str]:
 
 def image_table(results: List[dict], yours: str) -> str:
     """Top-1 by attention, with the differences from the user's."""
-    columns, apart = list(results[0]['top1']), differences(results, yours)
+    columns = list(results[0]['top1'])
+    by_label = differences(results, yours)
     rows = []
     for label, runs in by_attention(results).items():
         cells = [f'**{label}**' if label == yours else label]
         cells += [spread([run['top1'][column] for run in runs]) for column in columns]
-        difference = apart.get(label)
-        cells.append(
-            ''
-            if difference is None
-            else f'{statistics.mean(difference):+.1f} ± {half_width(difference):.1f}'
-        )
+        pairs = by_label.get(label)
+        if pairs is None:
+            cells.append('')
+        else:
+            cells.append(f'{statistics.mean(pairs):+.1f} ± {half_width(pairs):.1f}')
         cells += [f'{runs[0]["parameters"] / 1e3:.0f}', f'{runs[0]["macs"] / 1e6:.0f}']
         rows.append(cells)
     return markdown(['attention', *columns, 'difference', 'K params', 'M MACs'], rows)

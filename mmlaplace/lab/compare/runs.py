@@ -5,7 +5,7 @@ from typing import Dict, List, NamedTuple, Sequence
 
 from ..probes.report import Table, table_of
 from ..probes.results import read_results
-from ..side_by_side.attention_jobs import Script, cost_job, training_job
+from ..side_by_side.attention_jobs import Work, cost_job, training_job
 from .frames import Candidate
 from .plan import Plan
 
@@ -17,7 +17,7 @@ def _file(one: Candidate) -> str:
     return one.label.replace(', ', '-')
 
 
-def cost_jobs(candidates: Sequence[Candidate], plan: Plan, folder: Path) -> List[Script]:
+def cost_jobs(candidates: Sequence[Candidate], plan: Plan, folder: Path) -> List[Work]:
     """Time and memory of each attention."""
     return [
         cost_job(one.name, COST_HOST, plan.sizes, folder / COSTS / f'{_file(one)}.json', one.label)
@@ -27,7 +27,7 @@ def cost_jobs(candidates: Sequence[Candidate], plan: Plan, folder: Path) -> List
 
 def training_jobs(
     candidates: Sequence[Candidate], plan: Plan, folder: Path, data_root: Path
-) -> List[Script]:
+) -> List[Work]:
     """The trainings on images. All attentions have a seed before the next one begins."""
     return [
         training_job(
@@ -51,7 +51,7 @@ class Found(NamedTuple):
 
     Attributes:
         tasks: The table of small tasks.
-        costs: Time and memory by label, as ``attention_cost.py`` gives them.
+        costs: Time and memory by label, as :func:`cost_of` gives them.
         shares: By label, the time of the processor by that of the clock while it was measured.
         images: By backbone, the results of the trainings, whose attentions are labels.
         missing: How many runs of the plan have no result, by part.

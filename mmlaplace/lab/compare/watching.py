@@ -20,19 +20,20 @@ def line(file: str, number: int) -> str:
 
 def line_of_error(error: BaseException, file: str) -> str:
     """The last line of a file in the traceback of an error and its causes, or ``''``."""
-    found = ''
+    last_line = ''
     cause: Optional[BaseException] = error
     while cause is not None:
         traceback: Optional[TracebackType] = cause.__traceback__
         while traceback is not None:
             if traceback.tb_frame.f_code.co_filename == file:
-                found = line(file, traceback.tb_lineno)
+                last_line = line(file, traceback.tb_lineno)
             traceback = traceback.tb_next
         # A tracer, such as torch.compile's, has the user's frames in its message alone.
         quoted = re.findall(rf'File "{re.escape(file)}", line (\d+)', str(cause))
-        found = found or (line(file, int(quoted[-1])) if quoted else '')
+        if quoted and not last_line:
+            last_line = line(file, int(quoted[-1]))
         cause = cause.__cause__ or cause.__context__
-    return found
+    return last_line
 
 
 def line_of_class(cls: type, file: str) -> str:

@@ -4,6 +4,7 @@ Importing it registers the datasets, the preprocessor, the encoder, a hook and a
 toolboxes it needs none.
 """
 
+from .attentions import encoder_options
 from .beta_cycle import BetaCycleHook
 from .datasets import LRAListOps, LRAPixels, LRAText, SequenceDataset
 from .encoder import SequenceEncoder
@@ -19,4 +20,5 @@ __all__ = [
     'SequenceDataset',
     'SequenceEncoder',
     'TokenPreprocessor',
+    'encoder_options',
 ]

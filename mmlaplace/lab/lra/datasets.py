@@ -57,8 +57,8 @@ class SequenceDataset(BaseDataset):
 
     def sequences(self, sample: int) -> List[np.ndarray]:
         """Ids of a sample, a sequence or two."""
-        found = [self.data.sequence(i) for i in self.data.rows[sample]]
-        return [self.ids(s.astype(np.int64))[: self.max_length] for s in found]
+        rows = [self.data.sequence(i) for i in self.data.rows[sample]]
+        return [self.ids(s.astype(np.int64))[: self.max_length] for s in rows]
 
     def length(self, idx: int) -> int:
         """Number of tokens of a sample without padding. Of two sequences the longer counts."""

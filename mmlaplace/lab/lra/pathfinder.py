@@ -193,17 +193,17 @@ def target_paths(plane: Plane) -> List[List[Bar]]:
 def distractor_paths(plane: Plane) -> List[List[Bar]]:
     """Draw further paths. Each has five attempts to find room."""
     s, rng = plane.settings, plane.rng
-    found: List[List[Bar]] = []
+    paths: List[List[Bar]] = []
     for _ in range(s.distractors):
         for _ in range(5):
             places = np.argwhere(plane.counts == 0)
             if len(places) < 0.01 * plane.cells**2:
-                return found
+                return paths
             first = plane.start((places[rng.integers(len(places))] + 0.5) / FINE)
             if first is not None and plane.grow([path := [first]], s.distractor_bars):
-                found.append(path)
+                paths.append(path)
                 break
-    return found
+    return paths
 
 
 def draw(

@@ -1,3 +1,5 @@
+"""Images as files."""
+
 from pathlib import Path
 
 import numpy as np

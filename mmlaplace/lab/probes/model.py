@@ -3,17 +3,11 @@
 from typing import Any
 
 import torch.nn as nn
-from mmengine.registry import MODELS
 from torch import Tensor
 
 from ...models.layers.block import TransformerBlock
+from ...models.pyramid.options import with_frame
 from .tasks import UNASKED, Batch, Probe
-
-
-def with_frame(attn_cfg: dict, frame: dict) -> dict:
-    """The config of an attention with those options of a frame that the attention has."""
-    known = MODELS.get(attn_cfg['type']).known_options()
-    return {**{name: value for name, value in frame.items() if name in known}, **attn_cfg}
 
 
 class ProbeModel(nn.Module):

@@ -107,10 +107,10 @@ def trained_here(path: Path) -> Dict[str, TrainedHere]:
     attentions for a correlation.
 
     Args:
-        path: The results.json of compare_attentions.py.
+        path: The results.json of ``compare trainings``.
     """
     comparable = groups(with_defaults(json.loads(path.read_bytes())['results']))
-    found = {}
+    trained = {}
     for study, settings in STUDIES.items():
         results = [
             made
@@ -121,8 +121,8 @@ def trained_here(path: Path) -> Dict[str, TrainedHere]:
         if len(runs) >= FEWEST:
             top1 = {short(name): mean_top1(of_name) for name, of_name in runs.items()}
             differ = least_difference(*deviation_of_seeds(results), len(SEEDS))
-            found[study] = TrainedHere(top1, differ)
-    return found
+            trained[study] = TrainedHere(top1, differ)
+    return trained
 
 
 def published() -> Dict[str, Dict[str, float]]:

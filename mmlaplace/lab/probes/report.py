@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -62,8 +62,8 @@ class Table(NamedTuple):
 
     def accuracy(self, attention: str, column: int) -> Optional[float]:
         """The accuracy of an attention in a column. None where no run is finished."""
-        found = self.rows[attention][column]
-        return None if found is None else found.accuracy[self.columns[column].scale]
+        cell = self.rows[attention][column]
+        return None if cell is None else cell.accuracy[self.columns[column].scale]
 
     def level(self, attention: str, column: int) -> Optional[float]:
         """The accuracy on a scale from 0, a guess, to 1. None where no run is finished."""
@@ -72,20 +72,25 @@ class Table(NamedTuple):
 
     def seeds_disagree(self, attention: str, column: int) -> bool:
         """Whether seeds of a cell differ by more than half of what there is."""
-        found = self.rows[attention][column]
-        least, most = found.ends[self.columns[column].scale] if found else (0, 0)
+        cell = self.rows[attention][column]
+        if cell is None:
+            return False
+        least, most = cell.ends[self.columns[column].scale]
         return most - least > DISAGREE
 
     def solved_by_all(self, attention: str, column: int, level: float) -> bool:
         """Whether each seed reaches a level."""
-        found, of = self.rows[attention][column], self.columns[column]
-        return found is not None and of.level(found.ends[of.scale][0]) >= level
+        cell = self.rows[attention][column]
+        if cell is None:
+            return False
+        least, _ = cell.ends[self.columns[column].scale]
+        return self.columns[column].level(least) >= level
 
     def mean(self, attention: str) -> float:
         """Mean level of an attention in the columns that it has."""
-        numbers = range(len(self.columns))
-        known = [self.level(attention, n) for n in numbers if self.rows[attention][n]]
-        return sum(level or 0 for level in known) / len(known) if known else 0.0
+        levels = [self.level(attention, n) for n in range(len(self.columns))]
+        known = [level for level in levels if level is not None]
+        return sum(known) / len(known) if known else 0.0
 
     def place(self, attention: str) -> Tuple[int, float]:
         """The place in the order of rows: those with all columns first, then the best."""
@@ -95,14 +100,15 @@ class Table(NamedTuple):
 def columns_of(study: Study) -> List[Column]:
     """The columns of a study: each probe on each scale of its test maps."""
     several = len({probe['type'] for probe in study.probes}) < len(study.probes)
-    found = []
+    columns = []
     for probe in study.probes:
         task = build_probe(probe)
         for scale in task.scales:
             title = label(probe) if several else probe['type'].replace('_', ' ')
-            title += f', {scale}x map' * (scale > 1)
-            found.append(Column(title, probe, str(scale), task.chance))
-    return found
+            if scale > 1:
+                title += f', {scale}x map'
+            columns.append(Column(title, probe, str(scale), task.chance))
+    return columns
 
 
 def table_of(results: List[dict], study: Study, ordered: bool = True) -> Table:
@@ -113,12 +119,14 @@ def table_of(results: List[dict], study: Study, ordered: bool = True) -> Table:
         study: The study.
         ordered: Whether the best attention comes first. Default: True.
     """
-    columns, found = columns_of(study), by_key(results)
-    rows = {
-        name: [cell(found, study, name, column.probe) for column in columns]
-        for name in study.attentions
-    }
-    table = Table(study, columns, {name: row for name, row in rows.items() if any(row)})
+    columns = columns_of(study)
+    results_by_key = by_key(results)
+    rows = {}
+    for name in study.attentions:
+        row = [cell(results_by_key, study, name, column.probe) for column in columns]
+        if any(row):
+            rows[name] = row
+    table = Table(study, columns, rows)
     if not ordered:
         return table
     names = sorted(table.rows, key=table.place)
@@ -127,27 +135,31 @@ def table_of(results: List[dict], study: Study, ordered: bool = True) -> Table:
 
 def text_of(table: Table) -> str:
     """The table in Markdown, with the steps until a probe was solved."""
-    values = [[table.accuracy(name, n) for n in range(len(table.columns))] for name in table.rows]
-    rows = [[name, *row] for name, row in zip(table.rows, shown(values, '{:.3f}'.format))]
+    rows = []
+    for name in table.rows:
+        accuracies = [table.accuracy(name, n) for n in range(len(table.columns))]
+        rows.append([name, *texts_of(accuracies, '{:.3f}'.format)])
     return markdown(['attention', *(column.title for column in table.columns)], rows)
 
 
 def read_costs(path: Path) -> Dict[str, Dict[str, float]]:
-    """Costs of attentions in the host LaplacianFormer, of a results.json of compare_attentions.py.
+    """Costs of attentions in the host LaplacianFormer, of a results.json of ``compare trainings``.
 
     They are ms of a forward pass by the side of the image, and MB of training at the largest.
     """
-    costs = {}
+    costs: Dict[str, Dict[str, float]] = {}
     for made in json.loads(path.read_bytes())['costs']:
         if made['settings']['host'] != 'laplacianformer':
             continue
         name = made['settings']['attention'].replace('Attention', '')
+        costs[name] = {}
         forward = {row['side']: row for row in made['cost']['forward']['rows']}
-        both = {row['side']: row for row in made['cost']['forward and backward']['rows']}
-        costs[name] = {
-            **{f'ms {side}²': forward[side]['seconds'] * 1e3 for side in SIDES if side in forward},
-            **{f'MB {side}²': both[side]['MB'] for side in SIDES[-1:] if side in both},
-        }
+        for side in SIDES:
+            if side in forward:
+                costs[name][f'ms {side}²'] = forward[side]['seconds'] * 1e3
+        training = {row['side']: row for row in made['cost']['forward and backward']['rows']}
+        if SIDES[-1] in training:
+            costs[name][f'MB {SIDES[-1]}²'] = training[SIDES[-1]]['MB']
     return costs
 
 
@@ -165,15 +177,15 @@ def largest(table: Table, name: str) -> Dict[str, Optional[int]]:
     """
     columns = [n for n, column in enumerate(table.columns) if column.probe['type'] == name]
     knob = build_probe(table.columns[columns[0]].probe).knob
-    found: Dict[str, Optional[int]] = {}
+    largest_solved: Dict[str, Optional[int]] = {}
     for attention in table.rows:
         tried = {table.columns[n].probe[knob]: table.accuracy(attention, n) for n in columns}
         known = {value: accuracy for value, accuracy in tried.items() if accuracy is not None}
         reached = [value for value, accuracy in known.items() if accuracy >= REACHED]
         ended = len(known) == len(tried) or len(reached) < len(known)  # or one was too hard
         if ended and next(iter(tried)) in known:
-            found[attention] = max(reached, default=None)
-    return found
+            largest_solved[attention] = max(reached, default=None)
+    return largest_solved
 
 
 class Panel(NamedTuple):
@@ -215,41 +227,73 @@ def draw(
         facts: By attention, the degree from 0 to 1 to which it has each ability. Default: None.
         title: Title of the accuracies. Default: ``'small tasks, accuracy (%)'``.
     """
-    names, count = list(table.rows), range(len(table.columns))
-    accuracies = [[table.accuracy(name, c) for c in count] for name in names]
-    levels = [[table.level(name, c) for c in count] for name in names]
-    titles = [column.title for column in table.columns]
-    percent = [
-        [text + STAR * table.seeds_disagree(name, c) for c, text in zip(count, row)]
-        for name, row in zip(names, shown(accuracies, lambda accuracy: f'{100 * accuracy:.0f}'))
-    ]
-    panels = [Panel(title, titles, levels, percent, 'RdYlBu', (-0.1, 1.1))]
+    names = list(table.rows)
+    panels = [accuracy_panel(table, title)]
     if images:
-        top1 = [[made.top1.get(name) for made in images.values()] for name in names]
-        behind_best = [[behind_the_best(made, name) for made in images.values()] for name in names]
-        texts = shown(top1, '{:.1f}'.format)
-        panels.append(
-            Panel('images, top-1 (%)', [*images], behind_best, texts, 'Blues_r', (-2.5, 3.2))
-        )
+        panels.append(image_panel(names, images))
     if costs:
-        keys = [f'ms {side}²' for side in SIDES] + [f'MB {SIDES[-1]}²']
-        keys = [key for key in keys if any(key in cost for cost in costs.values())]
-        values = [[costs.get(name, {}).get(key) for key in keys] for name in names]
-        texts, ranks = shown(values, '{:.0f}'.format), list(zip(*map(ranks_of, zip(*values))))
-        panels.append(Panel('cost', keys, ranks, texts, 'Greys', (0.0, 2.5)))
+        panels.append(cost_panel(names, costs))
     if facts:
-        abilities = list(next(iter(facts.values())))
-        degrees = [[facts.get(name, {}).get(key) for key in abilities] for name in names]
-        texts = shown(degrees, MARKS.__getitem__)
-        panels.append(Panel('ability', abilities, degrees, texts, 'Greens', (-0.1, 2.5)))
+        panels.append(ability_panel(names, facts))
     widths = [len(panel.columns) for panel in panels]
-    lines = 1 + max(title.count('\n') for panel in panels for title in map(folded, panel.columns))
+    titles = [folded(title) for panel in panels for title in panel.columns]
+    lines = 1 + max(title.count('\n') for title in titles)
     size = max(4.0, 1.3 + 0.57 * sum(widths)), 0.5 + 0.14 * lines + 0.215 * len(names)
     figure, axes = new_figure(1, len(panels), size, sharey=True, squeeze=False, width_ratios=widths)
     axes[0, 0].set_yticks(range(len(names)), names, fontsize=8)
     for axis, panel in zip(axes[0], panels):
         paint(axis, panel)
     save(figure, path, dpi=160)
+
+
+def accuracy_panel(table: Table, title: str) -> Panel:
+    """The accuracies of a table, with a star where seeds disagree."""
+    numbers = range(len(table.columns))
+    levels, texts = [], []
+    for name in table.rows:
+        levels.append([table.level(name, n) for n in numbers])
+        row = texts_of([table.accuracy(name, n) for n in numbers], in_percent)
+        for n in numbers:
+            if table.seeds_disagree(name, n):
+                row[n] += STAR
+        texts.append(row)
+    columns = [column.title for column in table.columns]
+    return Panel(title, columns, levels, texts, 'RdYlBu', (-0.1, 1.1))
+
+
+def in_percent(share: float) -> str:
+    return f'{100 * share:.0f}'
+
+
+def image_panel(names: List[str], images: Dict[str, TrainedHere]) -> Panel:
+    """Accuracies by data set."""
+    levels, texts = [], []
+    for name in names:
+        levels.append([behind_the_best(trained, name) for trained in images.values()])
+        top1 = [trained.top1.get(name) for trained in images.values()]
+        texts.append(texts_of(top1, '{:.1f}'.format))
+    return Panel('images, top-1 (%)', list(images), levels, texts, 'Blues_r', (-2.5, 3.2))
+
+
+def cost_panel(names: List[str], costs: Dict[str, Dict[str, float]]) -> Panel:
+    """Costs, in the colors of their ranks in a column."""
+    keys = [f'ms {side}²' for side in SIDES] + [f'MB {SIDES[-1]}²']
+    keys = [key for key in keys if any(key in cost for cost in costs.values())]
+    ranks = [ranks_of([costs.get(name, {}).get(key) for name in names]) for key in keys]
+    levels, texts = [], []
+    for row, name in enumerate(names):
+        levels.append([of_column[row] for of_column in ranks])
+        values = [costs.get(name, {}).get(key) for key in keys]
+        texts.append(texts_of(values, '{:.0f}'.format))
+    return Panel('cost', keys, levels, texts, 'Greys', (0.0, 2.5))
+
+
+def ability_panel(names: List[str], facts: Dict[str, Dict[str, float]]) -> Panel:
+    """The degrees to which attentions have abilities."""
+    abilities = list(next(iter(facts.values())))
+    degrees = [[facts.get(name, {}).get(key) for key in abilities] for name in names]
+    texts = [texts_of(row, MARKS.__getitem__) for row in degrees]
+    return Panel('ability', abilities, degrees, texts, 'Greens', (-0.1, 2.5))
 
 
 def behind_the_best(made: TrainedHere, name: str) -> Optional[float]:
@@ -259,9 +303,9 @@ def behind_the_best(made: TrainedHere, name: str) -> Optional[float]:
     return (max(made.top1.values()) - made.top1[name]) / made.seeds_differ
 
 
-def shown(values: List[list], text_of_one: Callable) -> List[List[str]]:
+def texts_of(values: List[Any], text_of_one: Callable[[Any], str]) -> List[str]:
     """The texts of values. None is missing."""
-    return [[MISSING if v is None else text_of_one(v) for v in row] for row in values]
+    return [MISSING if value is None else text_of_one(value) for value in values]
 
 
 def folded(title: str) -> str:
@@ -291,7 +335,7 @@ def paint(axis: 'Axes', panel: Panel) -> None:
         for x, text in enumerate(row):
             color = 'white' if dark[y, x] else 'black'
             axis.text(x, y, text, ha='center', va='center', fontsize=7.5, color=color)
-    titles = list(map(folded, panel.columns))
+    titles = [folded(title) for title in panel.columns]
     axis.set_xticks(range(len(titles)), titles, fontsize=8)
     axis.set_title(panel.title, fontsize=9)
     axis.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
@@ -305,23 +349,28 @@ def paint(axis: 'Axes', panel: Panel) -> None:
 
 def tables(results: List[dict], studies: Dict[str, Study]) -> Dict[str, Table]:
     """The tables of all studies that have results. Studies of chosen rows keep their order."""
-    found = {
-        name: table_of(
+    study_tables = {}
+    for name, study in studies.items():
+        of_study = results
+        if study.while_reached:
             # The first seed alone decides what comes next, so it alone stands in the table.
-            [made for made in results if not (study.while_reached and made['settings']['seed'])],
-            study,
-            ordered=name == 'attentions',
-        )
-        for name, study in studies.items()
-    }
-    return {name: table for name, table in found.items() if table.rows}
+            of_study = [made for made in results if made['settings']['seed'] == 0]
+        table = table_of(of_study, study, ordered=name == 'attentions')
+        if table.rows:
+            study_tables[name] = table
+    return study_tables
 
 
 def behind(table: Table, column: int) -> Tuple[str, str]:
     """Numbers of seeds, and of learning rates of cells that are not solved, as text."""
-    cells = [row[column] for row in table.rows.values()]
-    seeds = [found.seeds for found in cells if found is not None]
-    rates = [found.rates for found in cells if found is not None and found.accuracy['1'] < SOLVED]
+    seeds, rates = [], []
+    for row in table.rows.values():
+        cell = row[column]
+        if cell is None:
+            continue
+        seeds.append(cell.seeds)
+        if cell.accuracy['1'] < SOLVED:
+            rates.append(cell.rates)
     return span(seeds), span(rates)
 
 
@@ -333,10 +382,12 @@ def span(numbers: List[int]) -> str:
 
 def write_report(results: List[dict], studies: Dict[str, Study], folder: Path) -> List[Path]:
     """Write probes.md and a heat map for each study into a folder, and return their paths."""
-    found, written = tables(results, studies), [folder / 'probes.md']
-    texts = (f'## {table.study.title}\n\n{text_of(table)}' for table in found.values())
-    write_whole(written[0], '\n\n'.join(texts) + '\n')
-    for name, table in found.items():
-        written.append(folder / f'probes_{name}.png')
-        draw(table, written[-1])
-    return written
+    study_tables = tables(results, studies)
+    page = folder / 'probes.md'
+    texts = [f'## {table.study.title}\n\n{text_of(table)}' for table in study_tables.values()]
+    write_whole(page, '\n\n'.join(texts) + '\n')
+    pictures = []
+    for name, table in study_tables.items():
+        pictures.append(folder / f'probes_{name}.png')
+        draw(table, pictures[-1])
+    return [page, *pictures]

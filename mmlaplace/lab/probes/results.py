@@ -15,18 +15,18 @@ def read_results(path: Path) -> List[dict]:
     """
     if not path.exists():
         return []
-    found = []
+    results = []
     lines = path.read_text(encoding='utf-8', errors='replace').splitlines()
     for number, line in enumerate(lines, 1):
         try:
             result = json.loads(line)
-            found.append(dict(result, key=key_of(result['settings'])))
+            results.append(dict(result, key=key_of(result['settings'])))
         except (ValueError, KeyError, TypeError):
             warnings.warn(
                 f'line {number} of {path} is not complete and is left out; its run is repeated',
                 stacklevel=2,
             )
-    return found
+    return results
 
 
 def append_result(path: Path, result: dict) -> None:

@@ -178,15 +178,15 @@ class Runner:
 
     def buildable(self) -> List[dict]:
         """The probes of the study but those that cannot be built, each of which is told once."""
-        found = []
+        probes = []
         for probe in self.study.probes:
             try:
                 build_probe(probe)
             except (TypeError, ValueError) as error:
                 self.failed(f'{label(probe)}: {error}')
             else:
-                found.append(probe)
-        return found
+                probes.append(probe)
+        return probes
 
     def planned(self, seeds: Sequence[int]) -> Iterator[tuple]:
         """Attention, probe, rate and seed of each run, after a look at the results so far.
@@ -250,7 +250,7 @@ class Training(Job):
 
     def run(self) -> dict:
         settings = self.settings
-        found = train_probe(
+        figures = train_probe(
             build_probe(settings['probe']),
             settings['attn_cfg'],
             settings['lr'],
@@ -258,7 +258,7 @@ class Training(Job):
             Schedule(**settings['schedule']),
             **settings['model'],
         )
-        result = dict(settings=settings, **found)
+        result = dict(settings=settings, **figures)
         append_result(self.runner.path, result)
         return result
 
@@ -331,19 +331,25 @@ class Cell(NamedTuple):
 def cell(found: Dict[str, dict], study: Study, attention: str, probe: dict) -> Optional[Cell]:
     """The cell of an attention and a probe. None if no run is finished."""
     seeds = sorted({result['settings']['seed'] for result in found.values()})
-    best = next(filter(None, (best_of(found, study, attention, probe, s) for s in seeds)), None)
+    best = None
+    for seed in seeds:
+        best = best or best_of(found, study, attention, probe, seed)
     if best is None:
         return None
-    made = {lr: by_seed(found, study, attention, probe, lr, seeds) for lr in study.rates}
+    runs_by_rate = {lr: by_seed(found, study, attention, probe, lr, seeds) for lr in study.rates}
     lr, first = best['settings']['lr'], best['settings']['seed']
-    equal = [[r[s] for s in made[lr]] for r in made.values() if made[lr].keys() <= r.keys()]
-    runs = max(equal, key=merit)
-    found_at = {scale: [run['accuracy'][scale] for run in runs] for scale in runs[0]['accuracy']}
+    # The rates that have all seeds of the best one are compared over these seeds.
+    compared = []
+    for runs_by_seed in runs_by_rate.values():
+        if runs_by_rate[lr].keys() <= runs_by_seed.keys():
+            compared.append([runs_by_seed[seed] for seed in runs_by_rate[lr]])
+    runs = max(compared, key=merit)
+    accuracies = {scale: [run['accuracy'][scale] for run in runs] for scale in runs[0]['accuracy']}
     return Cell(
-        {scale: statistics.median(values) for scale, values in found_at.items()},
-        {scale: (min(values), max(values)) for scale, values in found_at.items()},
+        {scale: statistics.median(values) for scale, values in accuracies.items()},
+        {scale: (min(values), max(values)) for scale, values in accuracies.items()},
         len(runs),
-        sum(first in by_rate for by_rate in made.values()),
+        sum(first in runs_by_seed for runs_by_seed in runs_by_rate.values()),
         statistics.mean(run['steps'] for run in runs),
         statistics.mean(run['seconds'] for run in runs),
     )

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ...models.known_options import did_you_mean
 
-PROBES = Registry('probe')
+# With its place, or mmengine would look for a toolbox named mmlaplace, and say it is not installed.
+PROBES = Registry('probe', locations=['mmlaplace.lab.probes.tasks'])
 UNASKED = -100  # the class that cross entropy ignores
 
 
@@ -127,17 +128,17 @@ class Recall(Probe):
         self.needs(self.stored + pairs, f'{self.stored} pairs and {pairs} queries')
 
     def batch(self, size: int, generator: torch.Generator, scale: int = 1) -> Batch:
-        made = self.empty(size, scale)
+        batch = self.empty(size, scale)
         keys = shuffled(size, self.num_keys, generator)[:, : self.stored] + 1
         values = torch.randint(1, self.values + 1, keys.shape, generator=generator)
-        places = shuffled(size, made.keys.shape[1], generator)
+        places = shuffled(size, batch.keys.shape[1], generator)
         stored = places[:, : self.stored]
         asked = places[:, self.stored : self.stored + self.pairs]
-        made.keys.scatter_(1, stored, keys)
-        made.values.scatter_(1, stored, values)
-        made.keys.scatter_(1, asked, keys[:, : self.pairs])
-        made.answers.scatter_(1, asked, values[:, : self.pairs] - 1)
-        return made
+        batch.keys.scatter_(1, stored, keys)
+        batch.values.scatter_(1, stored, values)
+        batch.keys.scatter_(1, asked, keys[:, : self.pairs])
+        batch.answers.scatter_(1, asked, values[:, : self.pairs] - 1)
+        return batch
 
 
 @PROBES.register_module(name='noise')
@@ -201,19 +202,19 @@ class Magnitude(Probe):
         self.needs(4 * pairs, f'{2 * pairs} pairs and {2 * pairs} queries')
 
     def batch(self, size: int, generator: torch.Generator, scale: int = 1) -> Batch:
-        made = self.empty(size, scale)
+        batch = self.empty(size, scale)
         keys = (shuffled(size, self.num_keys, generator)[:, : self.pairs] + 1).repeat(1, 2)
         values = torch.randint(1, self.values + 1, keys.shape, generator=generator)
         lengths = torch.ones(keys.shape)
         lengths[:, self.pairs :] = self.factor
-        places = shuffled(size, made.keys.shape[1], generator)
+        places = shuffled(size, batch.keys.shape[1], generator)
         stored, asked = places[:, : 4 * self.pairs].chunk(2, 1)
         for tokens in (stored, asked):
-            made.keys.scatter_(1, tokens, keys)
-            made.lengths.scatter_(1, tokens, lengths)
-        made.values.scatter_(1, stored, values)
-        made.answers.scatter_(1, asked, values - 1)
-        return made
+            batch.keys.scatter_(1, tokens, keys)
+            batch.lengths.scatter_(1, tokens, lengths)
+        batch.values.scatter_(1, stored, values)
+        batch.answers.scatter_(1, asked, values - 1)
+        return batch
 
 
 @PROBES.register_module(name='one_of_many')
@@ -238,16 +239,16 @@ class OneOfMany(Probe):
         self.needs(candidates + 1, f'{candidates} candidates and one query')
 
     def batch(self, size: int, generator: torch.Generator, scale: int = 1) -> Batch:
-        made = self.empty(size, scale)
-        places = shuffled(size, made.keys.shape[1], generator)
+        batch = self.empty(size, scale)
+        places = shuffled(size, batch.keys.shape[1], generator)
         marked, asked = places[:, : self.candidates], places[:, self.candidates :]
         values = torch.randint(1, self.values + 1, marked.shape, generator=generator)
         lengths = torch.arange(1, self.candidates + 1) / self.candidates
-        made.keys.scatter_(1, marked, torch.ones_like(marked))
-        made.lengths.scatter_(1, marked, lengths.expand(marked.shape))
-        made.values.scatter_(1, marked, values)
-        made.answers.scatter_(1, asked, values[:, -1:].expand(asked.shape) - 1)
-        return made
+        batch.keys.scatter_(1, marked, torch.ones_like(marked))
+        batch.lengths.scatter_(1, marked, lengths.expand(marked.shape))
+        batch.values.scatter_(1, marked, values)
+        batch.answers.scatter_(1, asked, values[:, -1:].expand(asked.shape) - 1)
+        return batch
 
 
 @PROBES.register_module(name='offset')
@@ -287,14 +288,14 @@ class Offset(Probe):
             )
 
     def batch(self, size: int, generator: torch.Generator, scale: int = 1) -> Batch:
-        made = self.empty(size, scale)
-        height, width = made.hw_shape
-        values = torch.randint(1, self.values + 1, made.values.shape, generator=generator)
-        made.values.copy_(values)
-        answers = made.answers.view(size, height, width)
+        batch = self.empty(size, scale)
+        height, width = batch.hw_shape
+        values = torch.randint(1, self.values + 1, batch.values.shape, generator=generator)
+        batch.values.copy_(values)
+        answers = batch.answers.view(size, height, width)
         seen = values.view(size, height, width)[:, self.down :, self.right :]
         answers[:, : height - self.down, : width - self.right] = seen - 1
-        return made
+        return batch
 
 
 @PROBES.register_module(name='count')
@@ -319,21 +320,20 @@ class Count(Probe):
     ) -> None:
         super().__init__(hw_shape, values)
         self.scales = tuple(scales)
-        made = [scale for scale in self.scales if scale in (1, 2, 4, 16, 64)]
-        if 1 not in made or len(made) < len(self.scales):
+        if 1 not in self.scales or any(s not in (1, 2, 4, 16, 64) for s in self.scales):
             raise ValueError(f'scales must be 1 and some of 2, 4, 16 and 64, got {scales!r}')
         # Shares lie in the middle half of their class, so that a token more or less is no error.
         self.needs(4 * values, f'{values} shares, which differ by four tokens,')
 
     def batch(self, size: int, generator: torch.Generator, scale: int = 1) -> Batch:
-        made = self.empty(size, scale)
-        tokens = made.keys.shape[1]
+        batch = self.empty(size, scale)
+        tokens = batch.keys.shape[1]
         classes = torch.randint(self.values, (size, 1), generator=generator)
         inside = torch.rand(size, 1, generator=generator) / 2 + 0.25
         count = ((classes + inside) / self.values * tokens).round()
-        made.keys.copy_(shuffled(size, tokens, generator) < count)
-        made.answers.copy_(classes.expand(made.answers.shape))
-        return made
+        batch.keys.copy_(shuffled(size, tokens, generator) < count)
+        batch.answers.copy_(classes.expand(batch.answers.shape))
+        return batch
 
 
 def build_probe(probe: dict) -> Probe:

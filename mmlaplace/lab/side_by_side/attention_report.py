@@ -1,4 +1,4 @@
-"""Make tables and plots of the results that compare_attentions.py writes as JSON."""
+"""Make tables and plots of the results that ``compare trainings`` writes as JSON."""
 
 import math
 import statistics

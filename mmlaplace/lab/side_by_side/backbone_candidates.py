@@ -116,12 +116,16 @@ def catalogue(source: str) -> Dict[str, Builder]:
     require_toolbox(source)
     importlib.import_module(f'{source}.models')  # registers its backbones
     classes = importlib.import_module(f'{source}.registry').MODELS.module_dict
-    found: Dict[str, Builder] = {}
-    for cls in filter(partial(belongs, source=source), classes.values()):
+    builders: Dict[str, Builder] = {}
+    for cls in classes.values():
+        if not belongs(cls, source):
+            continue
         for size, options in sizes_of(cls).items():
-            name = f'{source}:{cls.__name__}' + (f'-{size}' if size else '')
-            found[name] = partial(of_class, cls, **options)
-    return found
+            name = f'{source}:{cls.__name__}'
+            if size:
+                name += f'-{size}'
+            builders[name] = partial(of_class, cls, **options)
+    return builders
 
 
 def belongs(cls: type, source: str) -> bool:
@@ -149,14 +153,15 @@ def sizes_of(cls: type) -> Dict[str, Dict[str, Any]]:
 
 def arguments_of(cls: type) -> Dict[str, Any]:
     """Arguments of a class with their defaults, and those that ``**kwargs`` passes to its bases."""
-    found: Dict[str, Any] = {}
+    defaults: Dict[str, Any] = {}
     for base in cls.__mro__:
         signature = inspect.signature(base.__init__)  # type: ignore[misc]  # classes, not instances
         parameters = signature.parameters.values()
-        found = {**{each.name: each.default for each in parameters}, **found}
+        for parameter in parameters:
+            defaults.setdefault(parameter.name, parameter.default)
         if not any(each.kind is each.VAR_KEYWORD for each in parameters):
             break
-    return found
+    return defaults
 
 
 def of_mmlaplace(name: str, train: bool, **options: Any) -> nn.Module:

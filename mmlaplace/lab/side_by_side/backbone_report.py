@@ -31,15 +31,16 @@ def exponents(rows: List[dict]) -> Dict[str, Dict[str, float]]:
     A candidate needs at least two sizes with the same batch size.
     """
     lines: Dict[Tuple[str, str], List[dict]] = {}
-    found: Dict[str, Dict[str, float]] = {}
+    exponents_by_name: Dict[str, Dict[str, float]] = {}
     for row in rows:
         lines.setdefault((row['candidate'], row['mode']), []).append(row)
     for (name, mode), line in lines.items():
         if len(line) > 1 and len({row['batch'] for row in line}) == 1:
             x = [math.log(row['side'] ** 2) for row in line]
             y = [math.log(row['median ms']) for row in line]
-            found.setdefault(name, {})[mode] = float(np.polyfit(x, y, 1)[0])
-    return found
+            exponent = float(np.polyfit(x, y, 1)[0])
+            exponents_by_name.setdefault(name, {})[mode] = exponent
+    return exponents_by_name
 
 
 def tables(result: dict, base: str, style: box.Box) -> Iterator[Tuple[str, Table]]:
@@ -170,15 +171,13 @@ def top1_points(result: dict, mode: str) -> Dict[str, Tuple[float, int]]:
 
     The speed is that at the image size of the published top-1, for the fastest batch size.
     """
-    found: Dict[str, Tuple[float, int]] = {}
+    points: Dict[str, Tuple[float, int]] = {}
     for row in measured(result):
         paper = published().get(row['candidate'])
         if row['mode'] == mode and paper is not None and paper.side == row['side']:
-            found[row['candidate']] = max(
-                found.get(row['candidate'], (0.0, 0)),
-                (row['images per second'], row['batch']),
-            )
-    return found
+            point = (row['images per second'], row['batch'])
+            points[row['candidate']] = max(points.get(row['candidate'], (0.0, 0)), point)
+    return points
 
 
 def plot_top1(result: dict, path: Path) -> None:
@@ -220,20 +219,23 @@ def draw_families(
         grey: Whether families none of whose sizes is the best at its speed are grey, without a
             name. Default: False.
     """
+    points = list(others)
+    for line in lines.values():
+        points += line
     front: List[Tuple[float, float]] = []
-    for point in sorted([*others, *sum(lines.values(), [])], reverse=True):
+    for point in sorted(points, reverse=True):
         if not front or point[1] > front[-1][1]:
             front.append(point)
     if front:
         axis.step(*zip(*front), where='pre', color='C2', lw=8, alpha=0.2, label='best at its speed')
-    named = 0
-    for family, points in sorted(lines.items(), key=lambda item: -max(p[1] for p in item[1])):
+    coloured = 0
+    for family in sorted(lines, key=lambda family: -max(top1 for _, top1 in lines[family])):
         style: Dict[str, Any] = dict(color='0.8', marker='.', zorder=1)
-        if not grey or set(points) & set(front):
-            marker = MARKERS[named % len(MARKERS)]
-            style = dict(color=f'C{named % 10}', marker=marker, label=family)
-            named += 1
-        axis.plot(*zip(*sorted(points)), **style)
+        if not grey or set(lines[family]) & set(front):
+            marker = MARKERS[coloured % len(MARKERS)]
+            style = dict(color=f'C{coloured % 10}', marker=marker, label=family)
+            coloured += 1
+        axis.plot(*zip(*sorted(lines[family])), **style)
     axis.set_xscale('log')
     axis.xaxis.set_major_formatter('{x:g}')
     axis.grid(alpha=0.3, which='both')

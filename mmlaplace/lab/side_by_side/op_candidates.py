@@ -135,8 +135,9 @@ def inverse_case(shape: tuple, device: torch.device, dtype: torch.dtype) -> Case
     """
     batch, size = shape
     centers = 0.3 * torch.randn(batch, math.ceil(size / 7), 1, 32)
-    marks = (centers + 0.01 * torch.randn(*centers.shape[:2], 7, 32)).flatten(1, 2)[:, :size]
-    mat = torch.exp(-torch.cdist(marks, marks, p=1) / 4)
+    landmarks = centers + 0.01 * torch.randn(*centers.shape[:2], 7, 32)
+    landmarks = landmarks.flatten(1, 2)[:, :size]
+    mat = torch.exp(-torch.cdist(landmarks, landmarks, p=1) / 4)
     eigenvalues = torch.linalg.eigvalsh(mat.double()) + RIDGE
     note = f', condition {(eigenvalues[:, -1] / eigenvalues[:, 0]).median():.0f}'
     mat = mat.to(device, dtype)

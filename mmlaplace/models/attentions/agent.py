@@ -1,16 +1,65 @@
-from typing import Any, Optional, Tuple
+import math
+from typing import Any, Dict, Optional, Tuple
 
+import torch
+import torch.nn as nn
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from ..layers import map_to_tokens, resize_map, softmax_attention, tokens_to_map
-from ..layers.agents import AgentBiases, Agents
+from ..layers.landmarks import Landmarks
 from .base import QKVAttention
 from .frame import Frame
 
 
+class Agents(Landmarks):
+    """Averages of the cells of a map, whose biases may be stored for another number of cells.
+
+    Args:
+        num_landmarks: Number of cells that biases are stored for, a square.
+        shape: Rows and columns of the cells. Along a line of tokens, all cells are in one row.
+            Default: the square.
+
+    Raises:
+        ValueError: For ``num_landmarks`` that is no square, or a shape that is no two positive
+            integers.
+    """
+
+    def __init__(self, num_landmarks: int, shape: Optional[Tuple[int, int]] = None) -> None:
+        super().__init__(num_landmarks, exact=True)
+        if shape is not None:
+            sides = tuple(shape) if isinstance(shape, (tuple, list)) else ()
+            if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+                raise ValueError(
+                    f'agent_shape must be two positive integers, such as (4, 5), got {shape!r}'
+                )
+            shape = sides
+        self.shape = shape
+
+    def _sides(self, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
+        if self.shape is None:
+            return super()._sides(hw_shape)
+        if 1 in hw_shape and max(hw_shape) > 1:
+            count = math.prod(self.shape)
+            return (1, count) if hw_shape[0] == 1 else (count, 1)
+        return self.shape
+
+    def resize_biases(self, biases: Tensor) -> Tensor:
+        """Stored biases ``(heads, num_landmarks, h, w)`` for these cells, ``(heads, a, h, w)``."""
+        return biases if self.shape is None else resize_agents(biases, self.shape)
+
+
+def resize_agents(biases: Tensor, shape: Tuple[int, int]) -> Tensor:
+    """Biases ``(heads, s * s, h, w)`` of a square of agents, resized bilinearly to another grid."""
+    side = math.isqrt(biases.shape[1])
+    size = biases.shape[2:]
+    grids = biases.flatten(2).transpose(1, 2).unflatten(2, (side, side))  # (heads, h * w, s, s)
+    resized = resize_map(grids, shape)
+    return resized.flatten(2).transpose(1, 2).unflatten(2, size)
+
+
 @MODELS.register_module()
-class AgentAttention(AgentBiases, QKVAttention):
+class AgentAttention(QKVAttention):
     r"""Agent attention: a few agents attend to all tokens, and all tokens attend to the agents.
 
     Per head, with agents A (a, d), averages of the map of queries, and learned biases B:
@@ -21,7 +70,8 @@ class AgentAttention(AgentBiases, QKVAttention):
 
     For each agent, a bias is a 7 x 7 map resized to the tokens, plus one term for each row and one
     for each column. These terms are stored for ``input_resolution`` and resized bilinearly for
-    other maps.
+    other maps. The parameters ``gather_*`` are the biases :math:`B_1` of the agents at the keys,
+    ``spread_*`` the biases :math:`B_2` of the queries at the agents.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
@@ -67,7 +117,43 @@ class AgentAttention(AgentBiases, QKVAttention):
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         self.num_prefix_tokens = num_prefix_tokens
         self.landmarks = Agents(num_landmarks, agent_shape)
-        self.add_biases(num_landmarks)
+        frame = self.frame
+        if num_prefix_tokens and (frame.rope or frame.key_positions or frame.sr_ratio > 1):
+            raise ValueError(
+                f'num_prefix_tokens={num_prefix_tokens} have no place on a map; set rope=False '
+                f'(got {frame.rope}), key_positions=False ({frame.key_positions}) and sr_ratio=1 '
+                f'({frame.sr_ratio})'
+            )
+        self.add_biases('gather', num_landmarks, self.kv_shape(self.input_resolution))
+        self.add_biases('spread', num_landmarks, self.input_resolution)
+
+    def add_biases(self, name: str, agents: int, hw_shape: Tuple[int, int]) -> None:
+        """Create the biases between a square of agents and the tokens of a map ``(H, W)``."""
+        height, width = hw_shape
+        sizes: Dict[str, Tuple[int, ...]] = dict(map=(7, 7), rows=(height, 1), columns=(1, width))
+        if self.num_prefix_tokens:
+            sizes['prefix'] = (self.num_prefix_tokens,)
+        for part, size in sizes.items():
+            table = torch.zeros(self.num_heads, agents, *size)
+            nn.init.trunc_normal_(table, std=0.02)
+            self.register_parameter(f'{name}_{part}', nn.Parameter(table))
+
+    def bias(self, name: str, hw_shape: Tuple[int, int]) -> Tensor:
+        """The bias of each agent at each token, ``(heads, a, N)``; prefix tokens come first."""
+        height, width = hw_shape
+        whole = self._resized_bias(f'{name}_map', hw_shape)
+        rows = self._resized_bias(f'{name}_rows', (height, 1))
+        columns = self._resized_bias(f'{name}_columns', (1, width))
+        bias = (whole + rows + columns).flatten(2)
+        if not self.num_prefix_tokens:
+            return bias
+        prefix = getattr(self, f'{name}_prefix').unsqueeze(3)
+        prefix = self.landmarks.resize_biases(prefix).squeeze(3)
+        return torch.cat([prefix, bias], 2)
+
+    def _resized_bias(self, name: str, size: Tuple[int, int]) -> Tensor:
+        """A parameter, resized to the agents and to a size of the map, ``(heads, a, h, w)``."""
+        return resize_map(self.landmarks.resize_biases(getattr(self, name)), size)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         # Agents (B, heads, a, d), biases (1, heads, a, n or N).
@@ -84,3 +170,14 @@ class AgentAttention(AgentBiases, QKVAttention):
         of_map = v[:, self.num_prefix_tokens :]
         maps = resize_map(tokens_to_map(of_map, self.kv_shape(hw_shape)), hw_shape)
         return self.after_prefix(self.lepe(map_to_tokens(maps), hw_shape))
+
+    def resize_weight(self, name: str, value: Tensor) -> Tensor:
+        """The biases of a checkpoint, resized to the agents and the map of this module."""
+        if name == 'key_positions':
+            return super().resize_weight(name, value)
+        square = value.dim() == 4 and math.isqrt(value.shape[1]) ** 2 == value.shape[1]
+        if not square:
+            return value
+        own = getattr(self, name)
+        side = math.isqrt(own.shape[1])
+        return resize_map(resize_agents(value, (side, side)), own.shape[2:])

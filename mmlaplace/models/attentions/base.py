@@ -51,6 +51,7 @@ class BaseAttention(KnownOptions, BaseModule):
             ``''`` if it can: ``'its stripes are rows and columns of a map'``.
         same_tokens: Why keys must be of the same tokens as the queries, or ``''``.
         mixes_queries: Whether an output depends on other queries than its own.
+        parts_in_fp32: Names of the submodules that compute in fp32 under any autocast.
 
     Raises:
         TypeError: For an unknown option. The message names the known options.
@@ -64,6 +65,7 @@ class BaseAttention(KnownOptions, BaseModule):
     no_multihead = 'it has one input, and no queries, keys and values of a caller'
     same_tokens = ''
     mixes_queries = False
+    parts_in_fp32: Tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -166,7 +168,6 @@ class QKVAttention(BaseAttention):
     frame = Frame()
     kwargs_options = tuple(field.name for field in fields(Frame))
     no_multihead = ''
-    projects_in_fp32 = False
     rotates_features = False
     rotates_in_mix = False
     num_prefix_tokens = 0
@@ -182,8 +183,10 @@ class QKVAttention(BaseAttention):
         dims = frame.pop('dims', None)  # no option of users, so it is not in the signature
         # Where heads have a width of their own, they need not divide C.
         super().__init__(embed_dims, num_heads if dims is None else 1, input_resolution, init_cfg)
-        self.frame = own = replace(type(self).frame, **frame)
-        self.dims = dims = dims or Dims(embed_dims, embed_dims, embed_dims)
+        own = replace(type(self).frame, **frame)
+        self.frame = own
+        dims = dims or Dims(embed_dims, embed_dims, embed_dims)
+        self.dims = dims
         self.check_dims(num_heads)
         self.num_heads = num_heads
         self.head_dims = dims.key // num_heads
@@ -196,10 +199,16 @@ class QKVAttention(BaseAttention):
         form = 'q_kv' if own.sr_ratio > 1 else own.qkv
         of_tokens, of_map = QKV_FORMS[form]
         channels = dict(q=dims.key, k=dims.key, v=dims.value)
-        self.parts = [channels[part] for part in of_tokens] + [dims.value] * own.gate
+        self.parts = [channels[part] for part in of_tokens]
+        if own.gate:
+            self.parts.append(dims.value)
         self.qkv = nn.Linear(embed_dims, sum(self.parts), own.qkv_bias)
-        self.kv = nn.Linear(embed_dims, dims.key + dims.value, own.qkv_bias) if of_map else None
-        self.sr = PatchEmbed(embed_dims, embed_dims, own.sr_ratio) if own.sr_ratio > 1 else None
+        self.kv = None
+        if of_map:
+            self.kv = nn.Linear(embed_dims, dims.key + dims.value, own.qkv_bias)
+        self.sr = None
+        if own.sr_ratio > 1:
+            self.sr = PatchEmbed(embed_dims, embed_dims, own.sr_ratio)
         self.key_positions = None
         if own.key_positions:
             table = torch.zeros(1, dims.key, *self.kv_shape(self.input_resolution))
@@ -212,8 +221,9 @@ class QKVAttention(BaseAttention):
             self.lepe = DepthwiseConv(
                 dims.value, own.lepe_kernel, num_heads, own.lepe_filters, own.lepe_bias
             )
-        kernel = own.second_lepe_kernel
-        self.second_lepe = DepthwiseConv(dims.value, kernel) if kernel else None
+        self.second_lepe = None
+        if own.second_lepe_kernel:
+            self.second_lepe = DepthwiseConv(dims.value, own.second_lepe_kernel)
         self.proj = nn.Linear(dims.value, dims.out) if own.proj else nn.Identity()
         self.proj_drop = nn.Dropout(own.proj_drop)
 
@@ -239,8 +249,9 @@ class QKVAttention(BaseAttention):
 
     def kv_shape(self, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
         """Height and width of the map of keys and values, for queries on a map ``(H, W)``."""
-        height, width = (ceil_div(side, self.frame.sr_ratio) for side in hw_shape)
-        return height, width
+        height, width = hw_shape
+        ratio = self.frame.sr_ratio
+        return (height, width) if ratio == 1 else (ceil_div(height, ratio), ceil_div(width, ratio))
 
     def project(self, x: Tensor, hw_shape: Tuple[int, int]) -> Projected:
         """Tokens ``(B, N, C)`` to queries, keys, values and the gate."""
@@ -267,14 +278,19 @@ class QKVAttention(BaseAttention):
         With ``rotates_in_mix``, the mixing rule applies ``self.rotary`` to queries and keys
         instead.
         """
-        rotates = self.frame.rope_on == 'query_key' and not self.rotates_in_mix
-        rotary = self.rotary if rotates else None
-        q = self.split_heads(projected.q)
-        v = self.split_heads(projected.v, self.dims.value // self.num_heads)
-        q = q if rotary is None else rotary(q, hw_shape)
+        heads = []
+        value_dims = self.dims.value // self.num_heads
+        for x, dims in zip(projected[:3], (self.head_dims, self.head_dims, value_dims)):
+            # Not by unflatten, after which the TorchScript exporter takes N for a constant.
+            heads.append(x.view(*x.shape[:2], self.num_heads, dims).transpose(1, 2))
+        q, k, v = heads
+        rotary = None
+        if self.frame.rope_on == 'query_key' and not self.rotates_in_mix:
+            rotary = self.rotary
+        if rotary is not None:
+            q = rotary(q, hw_shape)
         if projected.k is projected.q:
             return q, q, v
-        k = self.split_heads(projected.k)
         return q, k if rotary is None else rotary(k, hw_shape), v
 
     def turn_features(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
@@ -323,22 +339,24 @@ class QKVAttention(BaseAttention):
         return self.proj_drop(self.proj(out))
 
     def forward(
-        self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
+        self,
+        x: Tensor,
+        hw_shape: Tuple[int, int],
+        mask: Optional[Tensor] = None,
+        source: Optional[Tensor] = None,
     ) -> Tensor:
-        return self.attend(x, hw_shape, mask, x)
+        """Mix tokens ``(B, N, C)``. ``source`` has other ones, ``(B, N, C)``, for the local branch.
 
-    def attend(
-        self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor], source: Tensor
-    ) -> Tensor:
-        """The forward, with other tokens ``source`` ``(B, N, C)`` for the local branch."""
+        Default: the same.
+        """
         self.check_token_map(x, hw_shape, self.num_prefix_tokens)
-        if mask is not None:
+        if mask is not None and not self.accepts_mask:
             self.check_mask(mask)
         projected = self.project(x, hw_shape)  # q, gate: (B, N, C); k, v: (B, n, C)
         q, k, v = self.heads(projected, hw_shape)  # (B, heads, N or n, d)
         options = {} if mask is None else dict(mask=mask)
-        out = self.merge_heads(self.mix(q, k, v, hw_shape, **options))  # (B, N, C)
-        local = self.local_branch(projected.v, source, hw_shape)
+        out = self.mix(q, k, v, hw_shape, **options).transpose(1, 2).flatten(2)  # (B, N, C)
+        local = self.local_branch(projected.v, x if source is None else source, hw_shape)
         out = out if local is None else out + local
         if self.second_lepe is not None:
             v = projected.v[:, self.num_prefix_tokens :]

@@ -87,9 +87,8 @@ class CastlingAttention(QKVAttention):
             check_pairs_fit(self, q, k, (3, 3))
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
-            unit_query, unit_key = (unit_vectors(x) for x in (query, key))
-            summed = unit_key.transpose(-2, -1) @ value  # (B, heads, d, d)
-            out = 0.5 * value + unit_query @ summed / math.pi
+            summed = unit_vectors(key).transpose(-2, -1) @ value  # (B, heads, d, d)
+            out = 0.5 * value + unit_vectors(query) @ summed / math.pi
             if self.sparse_softmax:
                 scores = query @ key.transpose(-2, -1) * self.head_dims**-0.5
                 out = out + F.threshold(scores.softmax(-1), self.threshold, 0) @ value

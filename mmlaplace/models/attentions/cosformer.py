@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
 
+from ..layers.tables import computed_once
 from .base import QKVAttention
 
 POSITIONS = ('map', 'flattened')
@@ -74,24 +75,29 @@ class CosformerAttention(QKVAttention):
         self.positions = positions
         self.eps = eps
 
-    def turns(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        """Cosines and sines whose products are the weights of places, ``(N, 2)`` or ``(N, 4)``."""
-
-        def of(count: int) -> Tensor:
-            place = torch.arange(1, count + 1, device=x.device, dtype=x.dtype)
-            angle = place * (math.pi / 2 / count)
-            return torch.stack([angle.sin(), angle.cos()], dim=-1)
-
-        if self.positions == 'flattened':
-            return of(x.shape[2])
-        rows, columns = (of(side) for side in hw_shape)  # (H, 2), (W, 2)
-        return (rows[:, None, :, None] * columns[None, :, None, :]).reshape(x.shape[2], 4)
-
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
-            turns = self.turns(query, hw_shape).unsqueeze(-1)  # (N, 2 or 4, 1)
-            query, key = ((F.relu(x).unsqueeze(-2) * turns).flatten(-2) for x in (query, key))
+            sides = (q.shape[2],) if self.positions == 'flattened' else tuple(hw_shape)
+            turns = computed_once(turns_of, sides, query.dtype, like=q)  # (N, 2 or 4, 1)
+            query = (F.relu(query).unsqueeze(-2) * turns).flatten(-2)
+            key = (F.relu(key).unsqueeze(-2) * turns).flatten(-2)
             summed = key.transpose(-2, -1) @ value
             weights = query @ key.sum(-2).unsqueeze(-1)
             return (query @ summed / weights.clamp(min=self.eps)).to(v.dtype)
+
+
+def turns_of(sides: Tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Cosines and sines whose products are the weights of places, on a line or a map.
+
+    ``(N, 2, 1)``, or ``(N, 4, 1)`` on a map.
+    """
+    turns = []
+    for side in sides:
+        place = torch.arange(1, side + 1, device=device, dtype=dtype)
+        angle = place * (math.pi / 2 / side)
+        turns.append(torch.stack([angle.sin(), angle.cos()], dim=-1))
+    if len(turns) == 1:
+        return turns[0].unsqueeze(-1)
+    rows, columns = turns  # (H, 2), (W, 2)
+    return (rows[:, None, :, None] * columns[None, :, None, :]).reshape(-1, 4, 1)

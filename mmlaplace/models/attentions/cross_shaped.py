@@ -5,14 +5,10 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ..layers import (
-    join_windows,
-    map_to_tokens,
-    softmax_attention,
-    split_windows,
-    tokens_to_map,
-)
+from ..layers import map_to_tokens, softmax_attention, tokens_to_map
 from ..layers.checks import check_counts
+from ..layers.tables import computed_once
+from ..layers.windows import Windows, windows_of
 from .base import QKVAttention
 from .frame import Frame
 
@@ -83,12 +79,12 @@ class CrossShapedAttention(QKVAttention):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         outs = []
         for heads, side in self.halves(hw_shape):
-            parts = []
+            stripes, parts = stripes_of(v, hw_shape, side), []
             for x in (q, k, v):  # (B, heads, N, d)
-                stripes = split_stripes(self.merge_heads(x[:, heads]), hw_shape, side)
-                parts.append(split_heads(stripes, x.shape[3]))
-            mixed = join_stripes(self.merge_heads(softmax_attention(*parts)), hw_shape, side)
-            outs.append(split_heads(mixed, v.shape[3]))
+                tokens = x[:, heads].transpose(1, 2).flatten(2)
+                parts.append(split_heads(stripes.split(tokens), x.shape[3]))
+            mixed = softmax_attention(*parts).transpose(1, 2).flatten(2)
+            outs.append(split_heads(stripes.join(mixed), v.shape[3]))
         return torch.cat(outs, dim=1)
 
     def local_branch(self, v: Tensor, x: Tensor, hw_shape: Tuple[int, int]) -> Optional[Tensor]:
@@ -100,7 +96,8 @@ class CrossShapedAttention(QKVAttention):
         dims, outs = self.dims.value // self.num_heads, []
         for heads, side in self.halves(hw_shape):
             own = slice(heads.start * dims, heads.stop * dims)
-            maps = tokens_to_map(split_stripes(v[..., own], hw_shape, side), side)
+            stripes = stripes_of(v, hw_shape, side)
+            maps = tokens_to_map(stripes.split(v[..., own]), side)
             maps = F.conv2d(
                 maps,
                 weight[own],
@@ -108,7 +105,7 @@ class CrossShapedAttention(QKVAttention):
                 padding=self.frame.lepe_kernel // 2,
                 groups=maps.shape[1],
             )
-            outs.append(join_stripes(map_to_tokens(maps), hw_shape, side))
+            outs.append(stripes.join(map_to_tokens(maps)))
         return torch.cat(outs, dim=2)
 
 
@@ -118,26 +115,7 @@ def split_heads(x: Tensor, head_dims: int) -> Tensor:
     return x.reshape(*x.shape[:2], x.shape[2] // head_dims, head_dims).transpose(1, 2)
 
 
-def padding(hw_shape: Sides, side: Sides) -> Tuple[List[int], Sides]:
-    """Zeros before columns, after columns, before rows and after rows, and the padded sides."""
-    down, right = (-size % length for size, length in zip(hw_shape, side))
-    pad = [right // 2, right - right // 2, down // 2, down - down // 2]
-    return pad, (hw_shape[0] + down, hw_shape[1] + right)
-
-
-def split_stripes(x: Tensor, hw_shape: Sides, side: Sides) -> Tensor:
-    """``(B, N, C) -> (B * stripes, h * w, C)`` of a map that is padded on both sides."""
-    pad, padded = padding(hw_shape, side)
-    if any(pad):
-        x = F.pad(x.view(x.shape[0], *hw_shape, x.shape[2]), (0, 0, *pad)).flatten(1, 2)
-    return split_windows(x, padded, side)
-
-
-def join_stripes(x: Tensor, hw_shape: Sides, side: Sides) -> Tensor:
-    """The inverse of :func:`split_stripes`."""
-    (left, _, top, _), padded = padding(hw_shape, side)
-    x = join_windows(x, padded, side)
-    if padded == tuple(hw_shape):
-        return x
-    maps = x.view(x.shape[0], *padded, x.shape[2])
-    return maps[:, top : top + hw_shape[0], left : left + hw_shape[1]].flatten(1, 2)
+def stripes_of(x: Tensor, hw_shape: Sides, side: Sides) -> Windows:
+    """Windows of a map that is padded on both sides, which is a shift down and right."""
+    top, left = -hw_shape[0] % side[0] // 2, -hw_shape[1] % side[1] // 2
+    return computed_once(windows_of, tuple(hw_shape), side, (-top, -left), like=x)

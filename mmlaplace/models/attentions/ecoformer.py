@@ -85,7 +85,7 @@ class EcoFormerAttention(QKVAttention):
     not_promised = dict(gradients='signs have the gradient of their argument')
     same_tokens = 'its keys are the queries'
     mixes_queries = True
-    projects_in_fp32 = True
+    parts_in_fp32 = ('qkv',)
     tested_options = (dict(offset='own', num_bits=8), dict(rope=True, lepe_kernel=3))
 
     def __init__(
@@ -102,7 +102,8 @@ class EcoFormerAttention(QKVAttention):
         if offset not in OFFSETS:
             raise ValueError(f'offset must be one of {OFFSETS}, got {offset!r}')
         check_counts(num_bits=num_bits, num_anchors=num_anchors)
-        self.num_bits, self.offset = num_bits, offset
+        self.num_bits = num_bits
+        self.offset = offset
         anchors = unit_vectors(torch.randn(num_heads, num_anchors, self.head_dims))
         self.anchors = nn.Parameter(anchors)
         self.directions = nn.Parameter(torch.randn(num_heads, num_bits, num_anchors))
@@ -116,9 +117,9 @@ class EcoFormerAttention(QKVAttention):
     def codes(self, x: Tensor) -> Tensor:
         """Signs ``(B, heads, N, b)`` of queries ``(B, heads, N, d)`` of at least fp32."""
         x = unit_vectors(x)
-        anchors, means, directions = (
-            p.to(x.dtype) for p in (self.anchors, self.means, self.directions)
-        )
+        anchors = self.anchors.to(x.dtype)
+        means = self.means.to(x.dtype)
+        directions = self.directions.to(x.dtype)
         squares = x.square().sum(-1, keepdim=True) + anchors.square().sum(-1).unsqueeze(-2)
         distances = squares - 2 * x @ anchors.transpose(-2, -1)  # (B, heads, N, m)
         kernel = (-distances / (2 * distances.mean((-2, -1), keepdim=True))).exp()
@@ -133,9 +134,9 @@ class EcoFormerAttention(QKVAttention):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
             query, value = upcast(q, v)
-            codes, offset = self.codes(query), self.num_bits + 1
+            codes = self.codes(query)
+            offset = self.num_bits + 1
             normaliser = codes @ codes.sum(-2).unsqueeze(-1) + offset * codes.shape[-2]
             others = value.sum(-2, keepdim=True) if self.offset == 'all' else value
-            return ((codes @ (codes.transpose(-2, -1) @ value) + offset * others) / normaliser).to(
-                v.dtype
-            )
+            out = codes @ (codes.transpose(-2, -1) @ value) + offset * others
+            return (out / normaliser).to(v.dtype)

@@ -56,9 +56,8 @@ class EfficientLinearAttention(QKVAttention):
         value_dims: Optional[int] = None,
         **kwargs: Any,
     ) -> None:
-        key_dims, value_dims = (
-            embed_dims if given is None else given for given in (key_dims, value_dims)
-        )
+        key_dims = embed_dims if key_dims is None else key_dims
+        value_dims = embed_dims if value_dims is None else value_dims
         dims = Dims(key_dims, value_dims, embed_dims)
         super().__init__(embed_dims, num_heads, input_resolution, dims=dims, **kwargs)
         self.residual = residual
@@ -67,9 +66,13 @@ class EfficientLinearAttention(QKVAttention):
         return efficient_attention(q, k, v)
 
     def forward(
-        self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
+        self,
+        x: Tensor,
+        hw_shape: Tuple[int, int],
+        mask: Optional[Tensor] = None,
+        source: Optional[Tensor] = None,
     ) -> Tensor:
-        out = super().forward(x, hw_shape, mask)
+        out = super().forward(x, hw_shape, mask, source)
         return out + x if self.residual else out
 
 

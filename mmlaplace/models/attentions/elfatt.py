@@ -9,6 +9,7 @@ from mmlaplace.ops.backend import exporting
 
 from ..layers import DepthwiseConv, join_windows, softmax_attention, split_windows
 from ..layers.checks import check_counts
+from ..layers.tables import computed_once
 from .base import QKVAttention
 from .cross_shaped import split_heads
 from .efficient import efficient_attention
@@ -86,10 +87,16 @@ class ELFATTAttention(QKVAttention):
         self.far_dims = self.first * (self.head_dims if num_heads > 1 else 1)
         if self.lepe is not None:
             frame = self.frame
-            heads = (self.first, num_heads - self.first) if num_heads > 1 else (1, 1)
+            far_heads, near_heads = (self.first, num_heads - self.first)
+            if num_heads == 1:  # whose channels are halved
+                far_heads, near_heads = (1, 1)
+            near_dims = embed_dims - self.far_dims
+            options = (frame.lepe_filters, frame.lepe_bias)
             self.lepe = ModuleList(
-                DepthwiseConv(dims, frame.lepe_kernel, of, frame.lepe_filters, frame.lepe_bias)
-                for dims, of in zip((self.far_dims, embed_dims - self.far_dims), heads)
+                [
+                    DepthwiseConv(self.far_dims, frame.lepe_kernel, far_heads, *options),
+                    DepthwiseConv(near_dims, frame.lepe_kernel, near_heads, *options),
+                ]
             )
 
     def sides(self, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
@@ -98,14 +105,16 @@ class ELFATTAttention(QKVAttention):
         return height, width
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        halves = [x.tensor_split([self.first], dim=self.half_of) for x in (q, k, v)]
-        far, side = efficient_attention(*(half[0] for half in halves)), self.sides(hw_shape)
+        side = self.sides(hw_shape)
         mask = self.mask(v, hw_shape, side)
-        # (B, heads, N, d) to (B * blocks, heads, h * w, d), of half of the heads or channels
-        q, k, v = (
-            split_heads(split_windows(self.merge_heads(half[1]), hw_shape, side), half[1].shape[3])
-            for half in halves
-        )
+        far_parts, near_parts = [], []
+        for x in (q, k, v):  # (B, heads, N, d), with half of the heads or channels for each
+            first, second = x.tensor_split([self.first], dim=self.half_of)
+            far_parts.append(first)
+            blocks = split_windows(self.merge_heads(second), hw_shape, side)
+            near_parts.append(split_heads(blocks, second.shape[3]))
+        far = efficient_attention(*far_parts)
+        q, k, v = near_parts  # (B * blocks, heads, h * w, d)
         near = softmax_attention(q, k, v, mask)
         near = split_heads(join_windows(self.merge_heads(near), hw_shape, side), near.shape[3])
         return torch.cat([far, near], dim=self.half_of)
@@ -114,16 +123,25 @@ class ELFATTAttention(QKVAttention):
         """The places of blocks that are no padding, ``(B * blocks, 1, 1, h * w)``. None for all."""
         if not exporting() and not any(size % s for size, s in zip(hw_shape, side)):
             return None
-        tokens = torch.ones(1, v.shape[2], 1, device=v.device)
-        places = split_windows(tokens, hw_shape, side) > 0  # (blocks, h * w, 1)
-        return places.transpose(1, 2).unsqueeze(1).repeat(v.shape[0], 1, 1, 1)
+        places = computed_once(places_with_tokens, tuple(hw_shape), side, like=v)
+        return places.repeat(v.shape[0], 1, 1, 1)
 
     def local_branch(self, v: Tensor, x: Tensor, hw_shape: Tuple[int, int]) -> Optional[Tensor]:
         """The convolution of V, inside blocks for the second half."""
         if self.lepe is None:
             return None
         lepe: Any = self.lepe
-        (of_map, of_blocks), side = lepe, self.sides(hw_shape)
+        far_lepe, near_lepe = lepe
+        side = self.sides(hw_shape)
         far, near = v.tensor_split([self.far_dims], dim=2)
-        blocks = of_blocks(split_windows(near, hw_shape, side), side)
-        return torch.cat([of_map(far, hw_shape), join_windows(blocks, hw_shape, side)], dim=2)
+        blocks = near_lepe(split_windows(near, hw_shape, side), side)
+        return torch.cat([far_lepe(far, hw_shape), join_windows(blocks, hw_shape, side)], dim=2)
+
+
+def places_with_tokens(
+    hw_shape: Tuple[int, int], side: Tuple[int, int], device: torch.device
+) -> Tensor:
+    """The places of blocks that are no padding, ``(blocks, 1, 1, h * w)``."""
+    tokens = torch.ones(1, hw_shape[0] * hw_shape[1], 1, device=device)
+    places = split_windows(tokens, hw_shape, side) > 0  # (blocks, h * w, 1)
+    return places.transpose(1, 2).unsqueeze(1)

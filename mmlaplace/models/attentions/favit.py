@@ -10,6 +10,7 @@ from mmlaplace.ops.backend import ceil_div
 
 from ..layers import DepthwiseConv, PatchEmbed, softmax_attention, tokens_to_map
 from ..layers.checks import check_counts
+from ..layers.tables import computed_once
 from .base import BaseAttention
 
 AVERAGES = ('places', 'runs')
@@ -108,8 +109,8 @@ class FaViTAttention(BaseAttention):
         extent = (SIDE - 1) * step + 1
         maps = tokens_to_map(x, hw_shape)
         for dim, size in zip((2, 3), hw_shape):
-            index = mirrored(size, ceil_div(size, extent) * extent, x.device)
-            maps = maps.index_select(dim, index)
+            padded = ceil_div(size, extent) * extent
+            maps = maps.index_select(dim, computed_once(mirrored, size, padded, like=x))
         rows, columns = (side // extent for side in maps.shape[2:])
         tiles = maps.view(*maps.shape[:2], rows, extent, columns, extent)
         tiles = tiles[:, :, :, ::step, :, ::step]  # (B, heads * d, rows, 7, columns, 7)
@@ -130,7 +131,7 @@ class FaViTAttention(BaseAttention):
         source, source_shape = self.sr(tokens_to_map(source, hw_shape))
         k, v = self.kv(source).chunk(2, dim=-1)
         v = v + self.lepe(v, source_shape)
-        out = [softmax_attention(*(t.unsqueeze(1) for t in (q, k, v))).squeeze(1)]
+        out = [softmax_attention(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)).squeeze(1)]
         # Queries of a head are together, and keys of a part.
         parts = self.num_heads, len(self.steps)
         size = q_local.shape[2] // (parts[0] * parts[1])
@@ -141,6 +142,7 @@ class FaViTAttention(BaseAttention):
             k, v = self.window_kv[i](self.window_in[i](means)).chunk(2, dim=-1)
             v = v.transpose(1, 2).flatten(2)  # (B, 49, heads * d)
             v = (v + self.window_lepe[i](v, (SIDE, SIDE))).unflatten(-1, (self.num_heads, -1))
-            q, v = (t.transpose(1, 2) for t in (queries[i], v))
+            q = queries[i].transpose(1, 2)
+            v = v.transpose(1, 2)
             out.append(softmax_attention(q, k, v).transpose(1, 2).flatten(2))
         return self.proj(torch.cat(out, dim=-1))

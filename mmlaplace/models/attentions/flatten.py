@@ -78,9 +78,8 @@ class FLattenAttention(QKVAttention):
         u = (F.relu(x) + 1e-6) / tau
         # The largest channel cancels. It keeps powers of small channels from becoming zero.
         powered = (u / u.amax((1, 3), keepdim=True).detach()) ** self.focusing_factor
-        norm, powered_norm = (
-            torch.linalg.vector_norm(t, dim=(1, 3), keepdim=True) for t in (u, powered)
-        )
+        norm = torch.linalg.vector_norm(u, dim=(1, 3), keepdim=True)
+        powered_norm = torch.linalg.vector_norm(powered, dim=(1, 3), keepdim=True)
         return powered * (norm / powered_norm)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:

@@ -117,7 +117,7 @@ class InLineAttention(QKVAttention):
                 "filters_from='residual' needs the tokens before the norm, which the blocks of "
                 "CSWin alone give; set filters_from='input' on other hosts"
             )
-        return self.attend(x, hw_shape, mask, x if residual is None else residual)
+        return super().forward(x, hw_shape, mask, residual)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):

@@ -119,7 +119,8 @@ class KernelAttention(QKVAttention):
     def normalized(self, kernel: Tensor) -> Tensor:
         """The weights ``(B, heads, N, n)`` of a kernel matrix."""
         # A token far from all others has a sum that underflows to 0, and then weights of 0.
-        rows, columns = (kernel.sum(axis, keepdim=True).clamp(min=1e-30) for axis in (-1, -2))
+        rows = kernel.sum(-1, keepdim=True).clamp(min=1e-30)
+        columns = kernel.sum(-2, keepdim=True).clamp(min=1e-30)
         if self.normalization == 'rows':
             return kernel / rows
         if self.normalization == 'symmetric':

@@ -10,6 +10,7 @@ from mmlaplace.ops import (
     gaussian_kernel,
     laplacian_kernel,
     newton_schulz_inverse,
+    normalized_nystrom_attention,
     nystrom_attention,
 )
 from mmlaplace.ops.landmark_attention import fits, landmark_attention
@@ -26,14 +27,17 @@ KERNELS = {
     'gaussian': (gaussian_kernel, lambda head_dims: head_dims**0.25),
 }
 SOLVERS = ('auto', 'newton_schulz', 'cholesky', 'conjugate_gradient')
+NORMALIZATIONS = ('whitened', 'rows', 'none')
 WHITENINGS = ('normalized', 'literal', 'none')
+LANDMARKS_FROM = ('keys', 'queries')
 
 
 @MODELS.register_module()
 class LaplacianAttention(QKVAttention):
-    r"""Nyström attention under a Laplacian kernel, whitened, in time linear in the tokens.
+    r"""Nyström attention under a Laplacian kernel, in time linear in the tokens.
 
-    Per head, with landmarks L (m, d) pooled from the key map and the kernel
+    Per head, with landmarks L (m, d) pooled from the map of the keys or of the queries, and the
+    kernel
     :math:`k(x, y) = \exp(-\lVert x - y \rVert_1 / \lambda)`:
 
     .. math::
@@ -49,36 +53,50 @@ class LaplacianAttention(QKVAttention):
     Z is the N x N matrix :math:`\hat G` with each column normalised to mean zero and unit variance,
     plus 1/N. The formula for Z V is exact, and Z itself is never computed. In the literal form the
     scale s is 1, and the output grows with N. In the normalized form it is :math:`\gamma / N`, with
-    a learned :math:`\gamma` per head that starts at the square root of the training N. Without
-    whitening, Z is :math:`\gamma \hat G / N`, which is not centred. Everything but the linears and
-    the convolution runs in fp32 under any autocast.
+    a learned :math:`\gamma` per head that starts at the square root of the training N. This is the
+    paper's form.
+
+    With ``normalization='rows'``, each row of :math:`\hat G` is divided by its sum, as softmax
+    attention does, so that :math:`Z_{ij} = \hat G_{ij} / \sum_l \hat G_{il}`. This is our form and
+    not the paper's. It needs a pass less over the tokens, finds single tokens where landmarks are
+    those of the queries, and takes the weights of a trained softmax
+    (:doc:`/which_attention`, :doc:`/linearize`). With ``normalization='none'``, Z is
+    :math:`\gamma \hat G / N`, which is not centred.
+
+    Everything but the linears and the convolution runs in fp32 under any autocast.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
         num_landmarks: Fixed number m of landmarks, a square such as 49. Landmarks are averages of
-            the keys with their rotary positions, for maps of any size. Default: 49, unless
+            tokens with their rotary positions, for maps of any size. Default: 49, unless
             ``pool_ratio`` is given.
-        pool_ratio: Alternative to ``num_landmarks``: each cell of r x r keys becomes a landmark, so
+        pool_ratio: Alternative to ``num_landmarks``: each cell of r x r tokens becomes one, so
             m grows with the image. The paper has 8, 4, 2 and 1 in its stages, which at 224 x 224 is
             m = 49 everywhere. Default: none.
         kernel: ``'laplacian'`` (default) or ``'gaussian'``.
         bandwidth: :math:`\lambda` of the Laplacian (default 4) or :math:`\sigma` of the Gaussian
             kernel (default ``head_dims ** 0.25``).
-        whitening: ``'normalized'`` (default, :math:`s = \gamma / N`), ``'literal'`` (s = 1) or
-            ``'none'``.
+        normalization: ``'whitened'`` (default), ``'rows'`` or ``'none'``.
+        landmarks_from: The tokens that landmarks are averages of: ``'keys'`` (default) or
+            ``'queries'``.
+        whitening: How it is whitened: ``'normalized'`` (:math:`s = \gamma / N`) or ``'literal'`` (s
+            = 1). ``'none'`` is ``normalization='none'``. Default: ``'normalized'`` with
+            ``normalization='whitened'``, and else None.
         solver: ``'newton_schulz'`` (the paper's), ``'cholesky'`` (exact), ``'conjugate_gradient'``
             (the paper's ablation), or ``'auto'`` (default). ``'auto'`` takes the exact inverse on a
             CPU, where it was measured to be faster. Elsewhere it takes the exact inverse up to m =
             64, where it needs a twentieth of the multiplications, and Newton–Schulz for larger m.
         num_iters: Steps of Newton–Schulz or of conjugate gradients. Default: 20.
         ridge: :math:`\varepsilon`. Default: 1e-2.
-        whitening_eps: :math:`\varepsilon_w`. Default: 1e-5.
+        whitening_eps: :math:`\varepsilon_w`. Default: 1e-5 with ``normalization='whitened'``, and
+            else None.
         **frame: Fields of :class:`Frame` that differ from ``Frame(rope=True, lepe_kernel=3)``.
             There is no ``sr_ratio``, as keys and values are not reduced.
 
     Raises:
-        ValueError: For an unknown kernel, whitening or solver, numbers out of range, both
-            landmark arguments at once, or landmarks that are no square.
+        ValueError: For an unknown kernel, normalization, whitening or solver, options of the
+            whitening without it, numbers out of range, both landmark arguments at once, or
+            landmarks that are no square.
 
     Cost: NCm + hm³ to mix; 4C² + 9C + h weights.
 
@@ -103,6 +121,9 @@ class LaplacianAttention(QKVAttention):
         dict(pool_ratio=2, kernel='gaussian'),
         dict(whitening='literal', solver='newton_schulz', num_landmarks=4),
         dict(whitening='none', solver='conjugate_gradient', num_landmarks=9),
+        dict(normalization='rows', landmarks_from='queries', num_landmarks=4),
+        dict(normalization='rows', pool_ratio=2, kernel='gaussian', solver='newton_schulz'),
+        dict(landmarks_from='queries', num_landmarks=9),
     )
 
     def __init__(
@@ -114,18 +135,23 @@ class LaplacianAttention(QKVAttention):
         pool_ratio: Optional[int] = None,
         kernel: str = 'laplacian',
         bandwidth: Optional[float] = None,
-        whitening: str = 'normalized',
+        normalization: Optional[str] = None,
+        landmarks_from: str = 'keys',
+        whitening: Optional[str] = None,
         solver: str = 'auto',
         num_iters: int = 20,
         ridge: float = 1e-2,
-        whitening_eps: float = 1e-5,
+        whitening_eps: Optional[float] = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        normalization, whitening, whitening_eps = _normalization(
+            normalization, whitening, whitening_eps
+        )
         for name, value, known in (
             ('kernel', kernel, tuple(KERNELS)),
-            ('whitening', whitening, WHITENINGS),
             ('solver', solver, SOLVERS),
+            ('landmarks_from', landmarks_from, LANDMARKS_FROM),
         ):
             if value not in known:
                 raise ValueError(f'{name} must be one of {known}, got {value!r}')
@@ -134,10 +160,8 @@ class LaplacianAttention(QKVAttention):
         if not 0 < bandwidth < float('inf'):
             raise ValueError(f'bandwidth must be positive and finite, got {bandwidth}')
         check_counts(num_iters=num_iters)
-        if ridge is None or ridge < 0 or whitening_eps <= 0:
-            raise ValueError(
-                f'ridge ({ridge}) must not be negative, whitening_eps ({whitening_eps}) positive'
-            )
+        if ridge is None or ridge < 0:
+            raise ValueError(f'ridge must not be negative, got {ridge}')
         self.kernel = kernel
         self.kernel_fn = kernel_fn
         self.bandwidth = bandwidth
@@ -146,8 +170,11 @@ class LaplacianAttention(QKVAttention):
         self.ridge = ridge
         self.whitening_eps = whitening_eps
         self.landmarks = Landmarks(num_landmarks, pool_ratio)
+        self.landmarks_from = landmarks_from
+        self.normalization = normalization
         self.whitening = whitening
-        if whitening != 'literal':
+        # The sums of the rows cancel a scale.
+        if normalization != 'rows' and whitening != 'literal':
             height, width = self.input_resolution
             self.gamma = nn.Parameter(torch.full((num_heads,), (height * width) ** 0.5))
         else:
@@ -170,7 +197,12 @@ class LaplacianAttention(QKVAttention):
         return newton_schulz_inverse(mat, self.num_iters, self.ridge, check=False)
 
     def has_own_steps(self) -> bool:
-        """Whether nobody watches or replaces landmarks and inverse, which the one op has inside."""
+        """Whether the one op has these landmarks, inverse and normalization inside.
+
+        Nobody may watch or replace them either.
+        """
+        if self.normalization == 'rows' or self.landmarks_from != 'keys':
+            return False
         watched = 'invert' in self.__dict__ or bool(self.landmarks._forward_hooks)
         return not watched and type(self).invert is LaplacianAttention.invert
 
@@ -191,32 +223,55 @@ class LaplacianAttention(QKVAttention):
             self.kernel,
             float(self.bandwidth),
             float(self.ridge),
-            None if self.whitening == 'none' else float(self.whitening_eps),
+            None if self.whitening_eps is None else float(self.whitening_eps),
         )
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         if q.is_cuda and hw_shape is not None and self.has_own_steps():
-            marks = self.landmarks.count(hw_shape)
-            if self.solver in ('auto', 'cholesky') and fits(q, k, v, marks):
+            count = self.landmarks.count(hw_shape)
+            if self.solver in ('auto', 'cholesky') and fits(q, k, v, count):
                 return self.mix_in_one_op(q, k, v, hw_shape)
-        landmarks = self.landmarks(k, hw_shape, self.rotary)  # (B, heads, m, d), at least fp32
+        tokens = q if self.landmarks_from == 'queries' else k
+        landmarks = self.landmarks(tokens, hw_shape, self.rotary)  # (B, heads, m, d), at least fp32
         inverse = self.invert(self.kernel_fn(landmarks, landmarks, self.bandwidth))
-        scale = None
-        if self.gamma is not None:
-            scale = self.gamma.to(landmarks.dtype)[:, None, None] / v.shape[-2]
-        options: Dict[str, Any] = {}
-        if self.whitening != 'none':
-            options.update(whitening_eps=self.whitening_eps)
+        options: Dict[str, Any] = dict(kernel=self.kernel)
         if self.rotary is not None:
             options.update(rotary=self.rotary.table(k, hw_shape), rotary_form=self.rotary.form)
-        return nystrom_attention(
-            q,
-            k,
-            v,
-            landmarks,
-            inverse,
-            self.bandwidth,
-            kernel=self.kernel,
-            scale=scale,
-            **options,
+        inputs = (q, k, v, landmarks, inverse, self.bandwidth)
+        if self.normalization == 'rows':
+            return normalized_nystrom_attention(*inputs, **options)
+        if self.gamma is not None:
+            options['scale'] = self.gamma.to(landmarks.dtype)[:, None, None] / v.shape[-2]
+        return nystrom_attention(*inputs, whitening_eps=self.whitening_eps, **options)
+
+
+def _normalization(
+    normalization: Optional[str], whitening: Optional[str], whitening_eps: Optional[float]
+) -> Tuple[str, Optional[str], Optional[float]]:
+    """The three options with their defaults. Options of the whitening need it."""
+    if whitening not in (None, *WHITENINGS):
+        raise ValueError(f'whitening must be one of {WHITENINGS}, got {whitening!r}')
+    if normalization is None:
+        normalization = 'none' if whitening == 'none' else 'whitened'
+    if normalization not in NORMALIZATIONS:
+        raise ValueError(f'normalization must be one of {NORMALIZATIONS}, got {normalization!r}')
+    if normalization == 'whitened':
+        if whitening == 'none':
+            raise ValueError(
+                "whitening='none' does not whiten; write normalization='none', without whitening"
+            )
+        whitening_eps = 1e-5 if whitening_eps is None else whitening_eps
+        if whitening_eps <= 0:
+            raise ValueError(f'whitening_eps must be positive, got {whitening_eps}')
+        return normalization, whitening or 'normalized', whitening_eps
+    if whitening not in (None, 'none'):
+        raise ValueError(
+            f'whitening={whitening!r} has no effect with normalization={normalization!r}; leave '
+            "one of them out, or write normalization='whitened'"
         )
+    if whitening_eps is not None:
+        raise ValueError(
+            f'whitening_eps={whitening_eps} has no effect with normalization={normalization!r}; '
+            'leave it out'
+        )
+    return normalization, None, None

@@ -104,17 +104,18 @@ class MHLAAttention(QKVAttention):
         check_counts(grid=grid)
         if not exp_sigma > 0:
             raise ValueError(f'exp_sigma must be positive, got {exp_sigma!r}')
-        self.grid, self.normalizer = grid, normalizer
-        centres = torch.cartesian_prod(*2 * [torch.arange(float(grid))]).view(-1, 2)
+        self.grid = grid
+        self.normalizer = normalizer
+        places = torch.arange(float(grid))
+        centres = torch.cartesian_prod(places, places).view(-1, 2)
         distances = torch.linalg.vector_norm(centres[:, None] - centres, dim=-1)
         start = STARTS[transform](distances, distances.max().clamp(min=1), exp_sigma)
         start = start if transform == 'gaussian' else start / start.sum(0)
         self.mixture = nn.Parameter(start)  # M
         self.norm = nn.LayerNorm(embed_dims) if pre_norm else nn.Identity()
         eps = torch.finfo(torch.float32).eps
-        self.q_norm, self.k_norm = (
-            RMSNorm(embed_dims, eps) if qk_norm else nn.Identity() for _ in 'qk'
-        )
+        self.q_norm = RMSNorm(embed_dims, eps) if qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(embed_dims, eps) if qk_norm else nn.Identity()
 
     def project(self, x: Tensor, hw_shape: Tuple[int, int]) -> Projected:
         projected = super().project(self.norm(x), hw_shape)
@@ -122,10 +123,9 @@ class MHLAAttention(QKVAttention):
 
     def to_blocks(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, heads, N, d) -> (B, heads, b, places, d)``, with zeros beyond the map."""
-        beyond = [-side % self.grid for side in hw_shape]
-        maps = F.pad(
-            x.view(*x.shape[:2], *hw_shape, x.shape[3]), (0, 0, 0, beyond[1], 0, beyond[0])
-        )
+        below, right = (-side % self.grid for side in hw_shape)
+        maps = x.view(*x.shape[:2], *hw_shape, x.shape[3])
+        maps = F.pad(maps, (0, 0, 0, right, 0, below))
         rows, columns = (ceil_div(side, self.grid) for side in hw_shape)
         tiles = maps.reshape(*x.shape[:2], self.grid, rows, self.grid, columns, x.shape[3])
         return tiles.transpose(3, 4).flatten(4, 5).flatten(2, 3)
@@ -142,8 +142,9 @@ class MHLAAttention(QKVAttention):
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
             value = F.pad(value, (0, 1), value=1.0)  # also sums keys
-            tokens = (F.relu(query) + 1e-6, F.relu(key) + 1e-6, value)
-            query, key, value = (self.to_blocks(x, hw_shape) for x in tokens)
+            query = self.to_blocks(F.relu(query) + 1e-6, hw_shape)
+            key = self.to_blocks(F.relu(key) + 1e-6, hw_shape)
+            value = self.to_blocks(value, hw_shape)
             states = key.transpose(-2, -1) @ value  # (B, heads, b, d, d + 1)
             mixture = self.mixture.to(states.dtype)
             mixed = query @ (mixture @ states.flatten(-2)).view(states.shape)

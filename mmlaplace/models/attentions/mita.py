@@ -10,6 +10,7 @@ from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import Landmarks, softmax_attention
 from ..layers.checks import check_counts
+from ..layers.tables import computed_once, numbers
 from .base import QKVAttention
 
 TILE = 32  # visitors of an expert that share one product
@@ -88,8 +89,11 @@ class MiTAAttention(QKVAttention):
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         check_counts(topk=topk, routes=routes)
         self.landmarks = Landmarks(num_landmarks)
-        self.topk, self.routes, self.shared = topk, routes, shared
-        frame, self.num_prefix_tokens = self.frame, num_prefix_tokens
+        self.topk = topk
+        self.routes = routes
+        self.shared = shared
+        self.num_prefix_tokens = num_prefix_tokens
+        frame = self.frame
         if num_prefix_tokens and (frame.rope or frame.key_positions or frame.sr_ratio > 1):
             raise ValueError(
                 f'num_prefix_tokens={num_prefix_tokens} have no place on a map; set rope=False '
@@ -100,8 +104,8 @@ class MiTAAttention(QKVAttention):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
-            of_map = query[:, :, self.num_prefix_tokens :]
-            landmarks = self.landmarks(of_map, hw_shape)  # (B, heads, m, d)
+            map_query = query[:, :, self.num_prefix_tokens :]
+            landmarks = self.landmarks(map_query, hw_shape)  # (B, heads, m, d)
             outs, sizes = self._routed(query, key, value, landmarks)  # (B, heads, routes, N, ..)
             if self.shared:
                 logits = query @ landmarks.transpose(-2, -1) / query.shape[-1]
@@ -127,32 +131,32 @@ class MiTAAttention(QKVAttention):
         routes = at_most(self.routes, count)
         expert = scores.topk(routes, dim=2)[1].flatten(2)  # of each visit, (B, heads, routes * N)
 
-        visits, experts = expert.shape[2], torch.arange(count, device=query.device)
+        visits = expert.shape[2]
+        experts = computed_once(numbers, count, like=query)
         places = (expert.unsqueeze(-1) == experts).long().cumsum(2)  # (B, heads, visits, m)
         ends = ceil_div(places[:, :, -1], TILE).cumsum(-1)  # after the last tile of each expert
         starts = F.pad(ends, (1, 0))[..., :-1]
         rank = places.gather(3, expert.unsqueeze(-1)).squeeze(-1) - 1
         place = starts.gather(2, expert) * TILE + rank  # (B, heads, visits)
         tiles = ceil_div(visits, TILE) + count  # at most
-        numbers = torch.arange(tiles, device=query.device)
-        owner = (numbers >= ends.unsqueeze(-1)).long().sum(2).clamp(max=count - 1)
+        tile = computed_once(numbers, tiles, like=query)
+        owner = (tile >= ends.unsqueeze(-1)).long().sum(2).clamp(max=count - 1)
 
-        visitor = torch.arange(tokens, device=query.device).repeat(routes).expand(expert.shape)
+        visitor = computed_once(numbers, tokens, like=query).repeat(routes).expand(expert.shape)
         empty = visitor.new_zeros(batch, heads, tiles * TILE)
         queries = rows(query, empty.scatter(2, place, visitor))
-        of_tile = chosen.gather(2, owner.unsqueeze(-1).expand(-1, -1, -1, chosen.shape[3]))
-        keys, values = (rows(x, of_tile.flatten(2)) for x in (key, value))
-        sizes = TILE, chosen.shape[3], chosen.shape[3]
-        queries, keys, values = (
-            x.view(batch, heads, tiles, size, x.shape[-1])
-            for x, size in zip((queries, keys, values), sizes)
-        )
+        keys_of_tile = chosen.gather(2, owner.unsqueeze(-1).expand(-1, -1, -1, chosen.shape[3]))
+        keys = rows(key, keys_of_tile.flatten(2))
+        values = rows(value, keys_of_tile.flatten(2))
+
+        queries = queries.view(batch, heads, tiles, TILE, dims)
+        keys = keys.view(batch, heads, tiles, chosen.shape[3], dims)
+        values = values.view(batch, heads, tiles, chosen.shape[3], values.shape[-1])
         logits = queries @ keys.transpose(-2, -1) * dims**-0.5  # (B, heads, tiles, TILE, k)
-        found = logits.softmax(-1) @ values, logits.logsumexp(-1, keepdim=True)
-        out, size = (
-            rows(x.flatten(2, 3), place).view(batch, heads, routes, tokens, x.shape[-1])
-            for x in found
-        )
+        out = logits.softmax(-1) @ values
+        size = logits.logsumexp(-1, keepdim=True)
+        out = rows(out.flatten(2, 3), place).view(batch, heads, routes, tokens, out.shape[-1])
+        size = rows(size.flatten(2, 3), place).view(batch, heads, routes, tokens, 1)
         return out, size
 
     def local_branch(self, v: Tensor, x: Tensor, hw_shape: Tuple[int, int]) -> Optional[Tensor]:

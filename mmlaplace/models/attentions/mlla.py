@@ -65,6 +65,7 @@ class MLLAAttention(QKVAttention):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
-            query, key = (elu_plus_one(x) for x in upcast(q, k))
-            numerator = tuple(self.turn_features(x, hw_shape) for x in (query, key))
+            query, key = upcast(q, k)
+            query, key = elu_plus_one(query), elu_plus_one(key)
+            numerator = self.turn_features(query, hw_shape), self.turn_features(key, hw_shape)
             return linear_attention(query, key, v, numerator=numerator)

@@ -10,6 +10,7 @@ from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import softmax_attention
 from ..layers.checks import check_counts
+from ..layers.tables import computed_once
 from .base import QKVAttention
 
 BACKENDS = ('auto', 'natten', 'reference')
@@ -56,11 +57,22 @@ def axis_tiles(side: int, kernel_size: int, dilation: int, device: torch.device)
     key = key.minimum(length - 1)  # a window may be longer than a residue
 
     place = torch.arange(side, device=device)
-    step, own = place // dilation, place % dilation
-    tile_of = own * tiles + step // count
-    slots = tile_of * count + step - start.flatten()[tile_of]
-    queries, keys = (steps * dilation + residue for steps in (query, key))
+    step, own_residue = place // dilation, place % dilation
+    own_tile = own_residue * tiles + step // count
+    slots = own_tile * count + step - start.flatten()[own_tile]
+    queries = query * dilation + residue
+    keys = key * dilation + residue
     return AxisTiles(queries.flatten(0, 1), keys.flatten(0, 1), seen.flatten(0, 1), slots)
+
+
+def tiles_of_map(
+    height: int, width: int, kernel_size: int, dilation: int, device: torch.device
+) -> Tuple[AxisTiles, AxisTiles, Tensor]:
+    """Tiles of rows and of columns, and which keys their queries see, ``(1, tiles, t², w²)``."""
+    rows = axis_tiles(height, kernel_size, dilation, device)
+    columns = axis_tiles(width, kernel_size, dilation, device)
+    seen = rows.seen[:, None, :, None, :, None] & columns.seen[:, None, :, None]
+    return rows, columns, seen.flatten(4).flatten(2, 3).flatten(0, 1)[None]
 
 
 def cut(x: Tensor, hw_shape: Tuple[int, int], rows: Tensor, columns: Tensor) -> Tensor:
@@ -149,18 +161,17 @@ class NeighborhoodAttention(QKVAttention):
         fits = all(side >= self.kernel_size * self.dilation for side in hw_shape)
         if self.has_natten and fits and (q.is_cuda or self.backend == 'natten'):
             return self._by_natten(q, k, v, hw_shape)
-        rows, columns = (
-            axis_tiles(side, self.kernel_size, self.dilation, q.device) for side in hw_shape
-        )
-        seen = rows.seen[:, None, :, None, :, None] & columns.seen[:, None, :, None]
-        seen = seen.flatten(4).flatten(2, 3).flatten(0, 1)[None]  # (1, tiles, queries, keys)
+        sizes = self.kernel_size, self.dilation
+        rows, columns, seen = computed_once(tiles_of_map, *hw_shape, *sizes, like=q)
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
             query = cut(query, hw_shape, rows.queries, columns.queries)
-            key, value = (cut(x, hw_shape, rows.keys, columns.keys) for x in (key, value))
+            key = cut(key, hw_shape, rows.keys, columns.keys)
+            value = cut(value, hw_shape, rows.keys, columns.keys)
             # Heads are of one batch, so that tiles stand where PyTorch has heads.
-            query, key, value = (x.flatten(0, 1) for x in (query, key, value))
-            out = softmax_attention(query, key, value, attn_mask=seen)
+            out = softmax_attention(
+                query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1), attn_mask=seen
+            )
             out = out.unflatten(0, q.shape[:2])
             out = out.unflatten(3, (rows.queries.shape[1], columns.queries.shape[1]))
             out = out.unflatten(2, (rows.queries.shape[0], columns.queries.shape[0]))

@@ -117,11 +117,11 @@ class NystromformerAttention(QKVAttention):
         if runs >= tokens:
             return x
         # The last runs have a token more where the tokens do not divide.
-        short = (runs - tokens % runs) * (tokens // runs)
-        parts = x[:, :, :short], x[:, :, short:]
-        lengths = tokens // runs, tokens // runs + 1
-        means = [part.unflatten(2, (-1, length)).mean(3) for part, length in zip(parts, lengths)]
-        return torch.cat(means, dim=2)
+        length = tokens // runs
+        end = (runs - tokens % runs) * length
+        shorter = x[:, :, :end].unflatten(2, (-1, length)).mean(3)
+        longer = x[:, :, end:].unflatten(2, (-1, length + 1)).mean(3)
+        return torch.cat([shorter, longer], dim=2)
 
     def pseudo_invert(self, mat: Tensor) -> Tensor:
         """Steps towards the inverse of ``(B, heads, m, m)``, which is not ridged here."""
@@ -132,7 +132,8 @@ class NystromformerAttention(QKVAttention):
             query, key, value = upcast(q, k, v)
             shrink = (self.embed_dims // self.num_heads) ** -0.25
             query, key = query * shrink, key * shrink
-            some_queries, some_keys = (self.landmarks(x, hw_shape) for x in (query, key))
+            some_queries = self.landmarks(query, hw_shape)
+            some_keys = self.landmarks(key, hw_shape)
             if some_keys.shape[2] == key.shape[2]:
                 out = softmax_attention(query, key, value, scale=1.0)
             else:

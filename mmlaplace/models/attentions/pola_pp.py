@@ -1,4 +1,4 @@
-from typing import Any, Tuple
+from typing import Any, List, Tuple
 
 import torch
 import torch.nn as nn
@@ -77,25 +77,27 @@ class PolaPPAttention(QKVAttention):
         if self.frame.rope and self.frame.rope_on == 'features':
             self.rotary = RotaryEmbedding2D(2 * self.head_dims, form=self.frame.rope_form)
         shape = num_heads, 1, 2 * self.head_dims
-        self.same_temperature, self.opposite_temperature = (
-            nn.Parameter(torch.zeros(shape)) for _ in range(2)
-        )
+        self.same_temperature = nn.Parameter(torch.zeros(shape))
+        self.opposite_temperature = nn.Parameter(torch.zeros(shape))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         dims = int(v.shape[-1])  # a trace has a tensor
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
-            signs, key_signs = ((rectified(x), rectified(-x)) for x in (query, key))
-            key = exp_minus_1(torch.cat(key_signs, dim=-1))  # (B, heads, n, 2d)
-            turned, outs = self.turn_features(key, hw_shape), []
-            values = value.tensor_split([(dims + 1) // 2], dim=-1)
-            temperatures = (self.same_temperature, self.opposite_temperature)
-            for parts, temperature, half in zip((signs, signs[::-1]), temperatures, values):
+            positive, negative = rectified(query), rectified(-query)
+            key = exp_minus_1(torch.cat([rectified(key), rectified(-key)], dim=-1))
+            turned_key = self.turn_features(key, hw_shape)  # (B, heads, n, 2d)
+            first, second = value.tensor_split([(dims + 1) // 2], dim=-1)
+
+            def stream(signs: List[Tensor], temperature: Tensor, half: Tensor) -> Tensor:
                 sharpness = temperature.to(query.dtype).sigmoid()
-                features = exp_minus_1(torch.cat(parts, dim=-1) * sharpness)  # (B, heads, N, 2d)
-                numerator = self.turn_features(features, hw_shape), turned
-                outs.append(linear_attention(features, key, half, self.eps, numerator))
-            return torch.cat(outs, dim=-1).to(v.dtype)
+                features = exp_minus_1(torch.cat(signs, dim=-1) * sharpness)  # (B, heads, N, 2d)
+                numerator = self.turn_features(features, hw_shape), turned_key
+                return linear_attention(features, key, half, self.eps, numerator)
+
+            same = stream([positive, negative], self.same_temperature, first)
+            opposite = stream([negative, positive], self.opposite_temperature, second)
+            return torch.cat([same, opposite], dim=-1).to(v.dtype)
 
 
 def rectified(x: Tensor) -> Tensor:

@@ -58,8 +58,9 @@ class RALAAttention(QKVAttention):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
-            query, key = (elu_plus_one(x) for x in upcast(q, k))
+            query, key = upcast(q, k)
+            query, key = elu_plus_one(query), elu_plus_one(key)
             scores = key @ query.mean(-2).unsqueeze(-1) * self.head_dims**-0.5  # (B, heads, n, 1)
             key = key * (scores.softmax(-2) * key.shape[-2])
-            numerator = tuple(self.turn_features(x, hw_shape) for x in (query, key))
+            numerator = self.turn_features(query, hw_shape), self.turn_features(key, hw_shape)
             return linear_attention(query, key, v, numerator=numerator)

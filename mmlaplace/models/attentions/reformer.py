@@ -13,6 +13,7 @@ from mmlaplace.ops.precision import no_autocast, upcast
 from ..layers import softmax_attention
 from ..layers.checks import check_counts
 from ..layers.pairs import check_pairs_fit
+from ..layers.tables import computed_once, numbers
 from ..layers.unit_vectors import unit_vectors
 from .base import QKVAttention
 from .frame import Frame
@@ -32,6 +33,20 @@ def fixed_directions(rounds: int, dims: int) -> np.ndarray:
     """
     shape = (MOST_BUCKETS // 2, rounds, dims)
     return np.random.RandomState(0).standard_normal(shape).astype(np.float32)
+
+
+def fixed_rotations(
+    rounds: int, dims: int, buckets: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """The first :func:`fixed_directions` as a matrix of each round, ``(rounds, dims, half)``."""
+    directions = torch.from_numpy(fixed_directions(rounds, dims))
+    # Half of the buckets have a column, of at most MOST_BUCKETS / 2.
+    return directions[: buckets // 2].permute(1, 2, 0).to(device, dtype)
+
+
+def diagonal(tokens: int, device: torch.device) -> Tensor:
+    """The pairs of a token and itself, booleans ``(tokens, tokens)``."""
+    return torch.eye(tokens, dtype=torch.bool, device=device)
 
 
 @MODELS.register_module()
@@ -120,22 +135,25 @@ class ReformerAttention(QKVAttention):
         self.form = form
         self.duplicates = duplicates
 
-    def rotations(self, buckets: int) -> Tensor:
+    def rotations(self, buckets: int, like: Tensor) -> Tensor:
         """A random matrix for each round, ``(R, d, buckets / 2)``."""
         if self.training:
             columns = min(buckets, MOST_BUCKETS) // 2
-            return torch.randn(self.num_hashes, self.head_dims, columns, device='cpu')
-        directions = torch.from_numpy(fixed_directions(self.num_hashes, self.head_dims))
-        return directions[: buckets // 2].permute(1, 2, 0)  # of at most MOST_BUCKETS / 2
+            return torch.randn(self.num_hashes, self.head_dims, columns, device='cpu').to(like)
+        sizes = self.num_hashes, self.head_dims, buckets, like.dtype
+        return computed_once(fixed_rotations, *sizes, like=like)
 
     def order(self, q: Tensor, padded: int) -> Tensor:
         """Places of the tokens in each round, ``(B, heads, R, padded)``; padding comes last."""
-        rotations = self.rotations(padded // self.bucket_size).to(q)
+        rotations = self.rotations(padded // self.bucket_size, q)
         # One round after the other: all at once would hold R N^2 / b values.
-        turned = (q @ rotation for rotation in rotations)  # (B, heads, N, buckets / 2)
-        bucket = torch.stack([torch.cat([t, -t], dim=-1).argmax(-1) for t in turned], dim=2)
+        buckets = []
+        for rotation in rotations:
+            turned = q @ rotation  # (B, heads, N, buckets / 2)
+            buckets.append(torch.cat([turned, -turned], dim=-1).argmax(-1))
+        bucket = torch.stack(buckets, dim=2)
         bucket = F.pad(bucket, (0, padded - q.shape[2]), value=MOST_BUCKETS)
-        place = torch.arange(padded, device=q.device)
+        place = computed_once(numbers, padded, like=q)
         return (bucket * padded + place).argsort(-1)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
@@ -156,7 +174,7 @@ class ReformerAttention(QKVAttention):
 
     def _over_pairs(self, query: Tensor, value: Tensor, order: Optional[Tensor]) -> Tensor:
         """Mixed values by a weight for each pair of tokens, all of which meet without an order."""
-        itself = torch.eye(query.shape[2], dtype=torch.bool, device=query.device)
+        itself = computed_once(diagonal, query.shape[2], like=query)
         logits = query.new_zeros(())
         if order is not None:
             chunk = order.argsort(-1)[..., : query.shape[2]] // self.bucket_size
@@ -198,18 +216,18 @@ class ReformerAttention(QKVAttention):
             return torch.cat([x, before], dim=3)
 
         back = order.argsort(-1)  # (B, heads, R, padded)
-        near, place = chunks(query), in_chunks(flat)
-        keys, values, key_place = (
-            with_chunk_before(x) for x in (unit_vectors(near), chunks(value), place)
-        )
+        queries = chunks(query)
+        place = in_chunks(flat)
+        keys = with_chunk_before(unit_vectors(queries))
+        values = with_chunk_before(chunks(value))
+        key_place = with_chunk_before(place)
         # A graph for maps of any size has the mask of the padding, whether or not it pads.
         hidden = key_place >= tokens if exporting() or padded > tokens else None
         counts = None if self.duplicates else self._counts(back, place, key_place)
-        out, weight = self._attend(near, keys, values, place, key_place, hidden, counts)
+        out, weight = self._attend(queries, keys, values, place, key_place, hidden, counts)
         back = back[..., :tokens].unsqueeze(-1)  # (B, heads, R, N, 1)
-        out, weight = (
-            x.reshape(*x.shape[:2], self.num_hashes, padded, x.shape[-1]) for x in (out, weight)
-        )
+        out = out.reshape(*out.shape[:2], self.num_hashes, padded, out.shape[-1])
+        weight = weight.reshape(*weight.shape[:2], self.num_hashes, padded, 1)
         out = out.gather(3, back.expand(-1, -1, -1, -1, out.shape[-1]))
         return (out * weight.gather(3, back).softmax(2)).sum(2)
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import softmax_attention
-from ..layers.pairs import check_pairs_fit, of_each_pair
+from ..layers.pairs import check_pairs_fit, offsets_of_pairs
+from ..layers.tables import computed_once
 from ..layers.unit_vectors import unit_vectors
 from .base import Projected, QKVAttention
 
@@ -62,6 +63,7 @@ class ScaledCosineAttention(QKVAttention):
     fixed_options = ('sr_ratio', 'qkv')
     no_multihead = 'its bias is of the offset of two places on a map'
     tested_options = (dict(pretrained_window=6),)
+    parts_in_fp32 = ('offset_bias',)
 
     def __init__(
         self,
@@ -109,7 +111,9 @@ class ScaledCosineAttention(QKVAttention):
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
             scale = self.logit_scale.to(query.dtype).clamp(max=MOST_LOG_SCALE).exp()
-            bias = of_each_pair(self._table(hw_shape, query), hw_shape)  # (1, heads, N, N)
+            table = self._table(hw_shape, query)
+            rows, columns = computed_once(offsets_of_pairs, *hw_shape, like=query)
+            bias = table[:, :, rows, columns]  # (1, heads, N, N)
             if mask is not None:
                 bias = bias + APART * (~mask).to(bias.dtype)
             query = unit_vectors(query) * scale
@@ -118,18 +122,28 @@ class ScaledCosineAttention(QKVAttention):
 
     def _table(self, hw_shape: Tuple[int, int], like: Tensor) -> Tensor:
         """The bias of every offset of rows and of columns, ``(1, heads, 2 * H - 1, 2 * W - 1)``."""
-        offsets = []
-        for side, longest in zip(hw_shape, self.longest):
-            steps = torch.arange(1 - side, side, dtype=like.dtype, device=like.device)
-            offsets.append(steps.sign() * (1 + steps.abs() * 8 / longest).log2() / 3)
-        rows, columns = offsets[0][:, None], offsets[1]
-        pairs = torch.stack([rows + 0 * columns, columns + 0 * rows], dim=-1)
-        scores = self.offset_bias(pairs.to(self.logit_scale.dtype)).to(
-            like.dtype
-        )  # (2 * H - 1, 2 * W - 1, heads)
+        sizes = (tuple(hw_shape), self.longest, like.dtype, self.logit_scale.dtype)
+        pairs = computed_once(scaled_offsets, *sizes, like=like)
+        scores = self.offset_bias(pairs).to(like.dtype)  # (2 * H - 1, 2 * W - 1, heads)
         return (LARGEST_BIAS * scores.sigmoid()).permute(2, 0, 1)[None]
 
     def no_weight_decay(self) -> Set[str]:
         """Names of the parameters without weight decay, as in the authors' code."""
         layers = {f'offset_bias.{name}' for name, _ in self.offset_bias.named_parameters()}
         return {'logit_scale'} | layers
+
+
+def scaled_offsets(
+    hw_shape: Tuple[int, int],
+    longest: Tuple[int, int],
+    computed_in: torch.dtype,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """Every offset of rows and of columns on its log scale, ``(2 * H - 1, 2 * W - 1, 2)``."""
+    scaled = []
+    for side, most in zip(hw_shape, longest):
+        steps = torch.arange(1 - side, side, dtype=computed_in, device=device)
+        scaled.append(steps.sign() * (1 + steps.abs() * 8 / most).log2() / 3)
+    rows, columns = scaled[0][:, None], scaled[1]
+    return torch.stack([rows + 0 * columns, columns + 0 * rows], dim=-1).to(dtype)

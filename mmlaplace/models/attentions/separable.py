@@ -9,6 +9,7 @@ from torch import Tensor
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers.checks import check_counts
+from ..layers.tables import computed_once
 from .base import BaseAttention
 
 
@@ -69,24 +70,30 @@ class SeparableAttention(BaseAttention):
         self.qkv = nn.Linear(embed_dims, 1 + 2 * embed_dims)
         self.proj = nn.Linear(embed_dims, embed_dims)
 
-    def places(self, hw_shape: Tuple[int, int], device: torch.device) -> Tensor:
-        """Which tokens lie at each place of a patch, booleans ``(N, places)``."""
-        rows, columns = (torch.arange(side, device=device) % self.patch_size for side in hw_shape)
-        width = min(self.patch_size, hw_shape[1])
-        place = (rows[:, None] * width + columns).flatten()
-        count = min(self.patch_size, hw_shape[0]) * width  # each has a token
-        return place[:, None] == torch.arange(count, device=device)
-
     def forward(
         self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
     ) -> Tensor:
         self.check_token_map(x, hw_shape)
         self.check_mask(mask)
         score, k, v = self.qkv(x).split([1, self.embed_dims, self.embed_dims], dim=-1)
-        there = self.places(hw_shape, x.device)
         with no_autocast(x.device):
             scores, key, value = upcast(score, k, v)
-            weights = scores.masked_fill(~there, float('-inf')).softmax(1)  # (B, N, places)
+            sizes = (*hw_shape, self.patch_size, key.dtype)
+            there, elsewhere = computed_once(places_of_tokens, *sizes, like=x)
+            weights = scores.masked_fill(elsewhere, float('-inf')).softmax(1)  # (B, N, places)
             contexts = weights.transpose(1, 2) @ key  # (B, places, C)
-            mixed = F.relu(value) * (there.to(key.dtype) @ contexts)
+            mixed = F.relu(value) * (there @ contexts)
         return self.proj(mixed.to(v.dtype))
+
+
+def places_of_tokens(
+    height: int, width: int, patch_size: int, dtype: torch.dtype, device: torch.device
+) -> Tuple[Tensor, Tensor]:
+    """One for each token at its place in a patch, ``(N, places)``, and where it is not."""
+    rows = torch.arange(height, device=device) % patch_size
+    columns = torch.arange(width, device=device) % patch_size
+    row = min(patch_size, width)  # of a patch
+    place = (rows[:, None] * row + columns).flatten()
+    count = min(patch_size, height) * row  # each has a token
+    there = place[:, None] == torch.arange(count, device=device)
+    return there.to(dtype), ~there

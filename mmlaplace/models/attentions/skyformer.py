@@ -13,6 +13,7 @@ from ..layers import Landmarks
 from ..layers.checks import check_counts
 from ..layers.landmarks import spread_numbers
 from ..layers.pseudo_inverse import check_iteration, pseudo_inverse
+from ..layers.tables import computed_once
 from .base import QKVAttention
 
 METHODS = ('pool', 'random')
@@ -119,18 +120,15 @@ class SkyformerAttention(QKVAttention):
         self.num_iters = num_iters
         self.newton_start_per = newton_start_per
 
-    def draw(self, images: int, queries: int, keys: int) -> Tensor:
-        """Indices of a sets of landmarks in the queries and then the keys, ``(images, 2 a m)``."""
+    def draw(self, q: Tensor, k: Tensor) -> Tensor:
+        """Indices of a sets of landmarks in the queries and then the keys, ``(B, 2 a m)``."""
+        images, queries, keys = q.shape[0], q.shape[2], k.shape[2]
         count = self.accumulation * self.num_landmarks
-        if self.training:
-            of_queries = torch.randint(queries, (images, count), device='cpu')
-            of_keys = torch.randint(keys, (images, count), device='cpu')
-        else:
-            of_queries, of_keys = (
-                (part * tokens).long().expand(images, -1)
-                for part, tokens in zip(spread_numbers(2 * count).chunk(2), (queries, keys))
-            )
-        return torch.cat([of_queries, of_keys + queries], dim=1)
+        if not self.training:
+            return computed_once(spread_draw, count, queries, keys, like=q).expand(images, -1)
+        of_queries = torch.randint(queries, (images, count), device='cpu')
+        of_keys = torch.randint(keys, (images, count), device='cpu')
+        return torch.cat([of_queries, of_keys + queries], dim=1).to(q.device)
 
     def landmarks(self, q: Tensor, k: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """Landmarks of queries and of keys, in a sets, ``(B, heads, 2 a m, d)``."""
@@ -138,7 +136,7 @@ class SkyformerAttention(QKVAttention):
             pooled = self.pool(q, hw_shape), self.pool(k, hw_shape and self.kv_shape(hw_shape))
             return torch.cat(pooled, dim=2)
         tokens = torch.cat([q, k], dim=2)
-        index = self.draw(q.shape[0], q.shape[2], k.shape[2]).to(q.device)
+        index = self.draw(q, k)
         index = index[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3])
         return tokens.gather(2, index)
 
@@ -162,9 +160,15 @@ class SkyformerAttention(QKVAttention):
             root = mat.sum(-1, keepdim=True).rsqrt()  # (B, heads, 2 m, 1)
             normalized = root * mat * root.transpose(-2, -1)
             inverse = self.pseudo_invert(normalized)
-            of_queries, of_keys = (
-                self.summed(gaussian_kernel(x, landmarks, self.bandwidth)) for x in (query, key)
-            )
-            gathered = root * (of_keys.transpose(-2, -1) @ value)  # (B, heads, 2 m, d)
+            query_kernel = self.summed(gaussian_kernel(query, landmarks, self.bandwidth))
+            key_kernel = self.summed(gaussian_kernel(key, landmarks, self.bandwidth))
+            gathered = root * (key_kernel.transpose(-2, -1) @ value)  # (B, heads, 2 m, d)
             gathered = root * (inverse.transpose(-2, -1) @ gathered)
-            return (of_queries @ gathered).to(v.dtype)
+            return (query_kernel @ gathered).to(v.dtype)
+
+
+def spread_draw(count: int, queries: int, keys: int, device: torch.device) -> Tensor:
+    """Indices of ``count`` queries, and of as many keys behind all queries, ``(1, 2 * count)``."""
+    of_queries, of_keys = spread_numbers(2 * count).chunk(2)
+    drawn = torch.cat([(of_queries * queries).long(), (of_keys * keys).long() + queries])
+    return drawn[None].to(device)

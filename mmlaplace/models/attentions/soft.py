@@ -25,7 +25,7 @@ from .frame import Frame
 
 STARTS = ('matrix', 'batch')
 SOLVERS = ('newton_schulz', 'svd', 'cholesky')
-RIDGES = {False: 1e-2, True: 0.0}  # of the authors, by ``normalized``
+RIDGE = 1e-2  # of the authors, where W is not normalised
 
 
 @MODELS.register_module()
@@ -137,7 +137,7 @@ class SOFTAttention(QKVAttention):
             raise ValueError(f'solver must be one of {SOLVERS}, got {solver!r}')
         if ridge is None:
             # Equal landmarks make W singular, which Cholesky's factors cannot be of.
-            ridge = RIDGES[normalized and solver != 'cholesky']
+            ridge = RIDGE if solver == 'cholesky' or not normalized else 0.0
         check_counts(num_iters=num_iters)
         if not 0 <= ridge < math.inf:
             raise ValueError(f'ridge must be finite and not negative, got {ridge}')
@@ -162,9 +162,10 @@ class SOFTAttention(QKVAttention):
             inverse = cholesky_inverse(mat, self.ridge, check=False)
         else:
             # Another ridge than the authors' could push the start beyond twice the inverse.
-            of_start = mat if self.ridge == RIDGES[self.normalized] else add_ridge(mat, self.ridge)
+            authors_ridge = 0.0 if self.normalized else RIDGE
+            start_mat = mat if self.ridge == authors_ridge else add_ridge(mat, self.ridge)
             scale = newton_start_scale(
-                of_start,
+                start_mat,
                 2.0 if self.normalized else 1.8,
                 halve=self.normalized,
                 per_batch=self.newton_start_per == 'batch',

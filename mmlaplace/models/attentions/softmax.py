@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ..layers import PooledPatchEmbed, resize_map, softmax_attention
 from ..layers.build import build_token_norm
-from ..layers.pairs import check_pairs_fit, of_each_pair
+from ..layers.pairs import check_pairs_fit, offsets_of_pairs
+from ..layers.tables import computed_once
 from .base import QKVAttention
 
 
@@ -138,9 +139,10 @@ class SoftmaxAttention(QKVAttention):
         if self.relative_bias is not None:
             # The bias is that of one image, beside which its indices count.
             check_pairs_fit(self, q[:1], k[:1], (3, 5))
-            sides = [2 * side - 1 for side in hw_shape]
+            sides = 2 * hw_shape[0] - 1, 2 * hw_shape[1] - 1
             table = resize_map(self.relative_bias, sides, mode='bicubic')
-            bias = of_each_pair(table, hw_shape).to(q.dtype)  # (1, heads, N, N)
+            rows, columns = computed_once(offsets_of_pairs, *hw_shape, like=table)
+            bias = table[:, :, rows, columns].to(q.dtype)  # (1, heads, N, N)
             mask = bias if mask is None else bias.masked_fill(~mask, float('-inf'))
         # Users who take dropout out put an Identity in its place, which has no rate.
         rate = getattr(self.attn_drop, 'p', 0.0) if self.attn_drop.training else 0.0

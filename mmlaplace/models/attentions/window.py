@@ -5,8 +5,10 @@ from torch import Tensor
 
 from mmlaplace.ops.backend import ceil_div
 
-from ..layers import join_windows, shifted_window_mask, split_windows
+from ..layers import shifted_window_mask
 from ..layers.checks import check_counts
+from ..layers.tables import computed_once
+from ..layers.windows import windows_of
 from .base import BaseAttention
 
 
@@ -143,10 +145,11 @@ class WindowAttention(BaseAttention):
         if mask is not None:
             raise ValueError('WindowAttention makes its own mask; call it without one')
         side, shift = self.window_and_shift(hw_shape)  # (h, w) each
-        windows = split_windows(x, hw_shape, side, shift)  # (B * windows, h * w, C)
+        windows = computed_once(windows_of, tuple(hw_shape), side, shift, like=x)
         options = {}
-        if any(shift) and getattr(self.attn, 'accepts_mask', False):
-            mask = shifted_window_mask(hw_shape, side, shift, x.device)  # (windows, h * w, h * w)
-            options = dict(mask=mask.repeat(x.shape[0], 1, 1).unsqueeze(1))
-        mixed = self.attn(windows, side, **options)  # (B * windows, h * w, C)
-        return join_windows(mixed, hw_shape, side, shift)
+        if shift != (0, 0) and getattr(self.attn, 'accepts_mask', False):
+            mask = computed_once(shifted_window_mask, tuple(hw_shape), side, shift, like=x)
+            mask = mask.expand(x.shape[0], *mask.shape).flatten(0, 1)  # (B * windows, h * w, h * w)
+            options = dict(mask=mask.unsqueeze(1))
+        mixed = self.attn(windows.split(x), side, **options)  # (B * windows, h * w, C)
+        return windows.join(mixed)

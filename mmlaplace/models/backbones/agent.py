@@ -36,15 +36,15 @@ AGENT: Rows = {
     'ha_bias': ('spread_rows', per_agent),
     'wa_bias': ('spread_columns', per_agent),
 }
-PVT = NameTable(
+PVT_NAMES = NameTable(
     pvt_rows(AGENT),
     identifying=('block1.0.attn.an_bias', 'block1.0.attn.q.weight', 'pos_embed1'),
 )
-SWIN = NameTable(
+SWIN_NAMES = NameTable(
     swin_rows('{i+1}', {**AGENT, **WINDOWS}),
     identifying=('layers.0.blocks.0.attn.an_bias', 'layers.0.blocks.0.attn.qkv.weight'),
 )
-DEIT = NameTable(
+DEIT_NAMES = NameTable(
     vit_rows(
         {
             **AGENT,
@@ -55,7 +55,7 @@ DEIT = NameTable(
     ),
     identifying=(*IDENTIFYING, 'blocks.0.attn.ac_bias'),
 )
-CSWIN = NameTable(
+CSWIN_NAMES = NameTable(
     cswin.cswin_rows({**AGENT, 'get_v.': 'lepe.conv.'}),
     identifying=(*cswin.IDENTIFYING, 'stage1.0.attns.0.an_bias'),
 )
@@ -64,10 +64,11 @@ LANDMARKS = (9, 16, 49, 49)
 
 def windows(side: int, agents: Sequence[int], softmax: int = 7) -> List[Dict[str, Any]]:
     """The ``attn_cfg`` of a Swin with agents in its first stages, in windows of ``side``."""
-    return [
+    linear = [
         linear_window(side, type='AgentAttention', qkv='qkv', num_landmarks=landmarks)
         for landmarks in agents
-    ] + [dict(window_size=softmax)] * (4 - len(agents))
+    ]
+    return linear + [dict(window_size=softmax)] * (4 - len(agents))
 
 
 def mixed(side: int, softmax: int = 7) -> List[Optional[Dict[str, Any]]]:
@@ -76,84 +77,77 @@ def mixed(side: int, softmax: int = 7) -> List[Optional[Dict[str, Any]]]:
     return [first, second, dict(third, first_blocks=2), None]
 
 
-MIXED, MIXED_384 = mixed(56), mixed(96, 12)
+def cswin_maps(agents: Sequence[int] = LANDMARKS[:2]) -> List[Optional[Dict[str, Any]]]:
+    """The ``attn_cfg`` of a CSWin with agents in its first two stages."""
+    linear = [dict(type='AgentAttention', qkv='qkv', num_landmarks=count) for count in agents]
+    return [*linear, None, None]
 
 
-def _pvt(arch: str, **options: Any) -> Dict[str, Any]:
-    attn_cfg = dict(type='AgentAttention', per_stage=dict(num_landmarks=LANDMARKS))
-    return dict(type='PVT', arch=arch, attn_cfg=attn_cfg, **options)
+def _published(names: NameTable, digits: str, **backbone: Any) -> PublishedModel:
+    return PublishedModel((names,), backbone, f'{CLOUD}/{digits}/?dl=1')
 
 
 def _deit(
-    arch: str, agents: int = 49, attention: Optional[dict] = None, **options: Any
-) -> Dict[str, Any]:
-    attn_cfg = dict(type='AgentAttention', qkv='qkv', num_landmarks=agents, **attention or {})
-    return dict(type='ViT', arch=arch, attn_cfg=attn_cfg, **options)
+    digits: str,
+    arch: str,
+    agents: int = 49,
+    first_blocks: Optional[int] = None,
+    **options: Any,
+) -> PublishedModel:
+    attn_cfg: Dict[str, Any] = dict(type='AgentAttention', qkv='qkv', num_landmarks=agents)
+    if first_blocks is not None:
+        attn_cfg['first_blocks'] = first_blocks
+    return _published(DEIT_NAMES, digits, type='ViT', arch=arch, attn_cfg=attn_cfg, **options)
 
 
-def cswin_maps(agents: Sequence[int] = LANDMARKS[:2]) -> List[Optional[Dict[str, Any]]]:
-    """The ``attn_cfg`` of a CSWin with agents in its first two stages."""
-    return [dict(type='AgentAttention', qkv='qkv', num_landmarks=count) for count in agents] + [
-        None
-    ] * 2
+def _pvt(digits: str, arch: str, **options: Any) -> PublishedModel:
+    attn_cfg = dict(type='AgentAttention', per_stage=dict(num_landmarks=LANDMARKS))
+    return _published(PVT_NAMES, digits, type='PVT', arch=arch, attn_cfg=attn_cfg, **options)
 
 
-def _cswin(size: str, **options: Any) -> Dict[str, Any]:
-    return dict(type='CSWin', arch=cswin.linear_arch(size), attn_cfg=cswin_maps(), **options)
+def _cswin(digits: str, size: str, **options: Any) -> PublishedModel:
+    arch = cswin.linear_arch(size)
+    return _published(
+        CSWIN_NAMES, digits, type='CSWin', arch=arch, attn_cfg=cswin_maps(), **options
+    )
+
+
+def _swin(digits: str, arch: str, **options: Any) -> PublishedModel:
+    return _published(SWIN_NAMES, digits, type='Swin', arch=arch, **options)
 
 
 PUBLISHED = {
-    name: PublishedModel((table,), backbone, f'{CLOUD}/{digits}/?dl=1')
-    for name, table, backbone, digits in (
-        ('agent_deit_tiny', DEIT, _deit('tiny'), '57e0904221824ee7b7af'),
-        ('agent_deit_small', DEIT, _deit('small'), 'fdd43304372541db8ea7'),
-        ('agent_deit_small_448', DEIT, _deit('small', img_size=448), 'a228f86241c445f1969b'),
-        ('agent_deit_base', DEIT, _deit('base', 81, dict(first_blocks=4)), '5115f15fdd7e4ab58fbc'),
-        ('agent_pvt_tiny', PVT, _pvt('tiny'), '13fdf0e0a7c5498c934f'),
-        ('agent_pvt_small', PVT, _pvt('small'), '36b8be9a8863456685a3'),
-        ('agent_pvt_medium', PVT, _pvt('medium'), '4d00ecacf18b45f9b88c'),
-        ('agent_pvt_medium_256', PVT, _pvt('medium', img_size=256), '654df734121643b19c52'),
-        ('agent_pvt_large', PVT, _pvt('large'), '040cfe0cfbbe4762ad09'),
-        ('agent_cswin_tiny', CSWIN, _cswin('tiny'), '8c562a74441e46d5902b'),
-        ('agent_cswin_small', CSWIN, _cswin('small'), '30eb8af675bc4b7a8747'),
-        ('agent_cswin_base', CSWIN, _cswin('base'), 'c8035b0839b2410c8c9f'),
-        (
-            'agent_cswin_base_384',
-            CSWIN,
-            _cswin('base', stripe_widths=(1, 2, 12), img_size=384),
-            '1239be0df44b47719432',
-        ),
-        (
-            'agent_swin_base',
-            SWIN,
-            dict(type='Swin', arch='base', attn_cfg=MIXED),
-            '4fcd2d0114bb490483c3',
-        ),
-        (
-            'agent_swin_base_384',
-            SWIN,
-            dict(type='Swin', arch='base', img_size=384, window_size=12, attn_cfg=MIXED_384),
-            'bb84ee9058954706a557',
-        ),
-        (
-            'agent_swin_tiny',
-            SWIN,
-            dict(type='Swin', arch='tiny', attn_cfg=windows(56, LANDMARKS[:3])),
-            'a2ddc1190c224f768a41',
-        ),
-        (
-            'agent_swin_small',
-            SWIN,
-            dict(type='Swin', arch='small', attn_cfg=windows(56, LANDMARKS[:2])),
-            'f607172c9fea4d6e99bb',
-        ),
-        (
-            'agent_swin_small_288',
-            SWIN,
-            dict(type='Swin', arch='small', img_size=288, attn_cfg=windows(72, LANDMARKS[:2], 9)),
-            '09760394e93b4046a25e',
-        ),
-    )
+    'agent_deit_tiny': _deit('57e0904221824ee7b7af', 'tiny'),
+    'agent_deit_small': _deit('fdd43304372541db8ea7', 'small'),
+    'agent_deit_small_448': _deit('a228f86241c445f1969b', 'small', img_size=448),
+    'agent_deit_base': _deit('5115f15fdd7e4ab58fbc', 'base', agents=81, first_blocks=4),
+    'agent_pvt_tiny': _pvt('13fdf0e0a7c5498c934f', 'tiny'),
+    'agent_pvt_small': _pvt('36b8be9a8863456685a3', 'small'),
+    'agent_pvt_medium': _pvt('4d00ecacf18b45f9b88c', 'medium'),
+    'agent_pvt_medium_256': _pvt('654df734121643b19c52', 'medium', img_size=256),
+    'agent_pvt_large': _pvt('040cfe0cfbbe4762ad09', 'large'),
+    'agent_cswin_tiny': _cswin('8c562a74441e46d5902b', 'tiny'),
+    'agent_cswin_small': _cswin('30eb8af675bc4b7a8747', 'small'),
+    'agent_cswin_base': _cswin('c8035b0839b2410c8c9f', 'base'),
+    'agent_cswin_base_384': _cswin(
+        '1239be0df44b47719432', 'base', stripe_widths=(1, 2, 12), img_size=384
+    ),
+    'agent_swin_base': _swin('4fcd2d0114bb490483c3', 'base', attn_cfg=mixed(56)),
+    'agent_swin_base_384': _swin(
+        'bb84ee9058954706a557',
+        'base',
+        img_size=384,
+        window_size=12,
+        attn_cfg=mixed(96, softmax=12),
+    ),
+    'agent_swin_tiny': _swin('a2ddc1190c224f768a41', 'tiny', attn_cfg=windows(56, LANDMARKS[:3])),
+    'agent_swin_small': _swin('f607172c9fea4d6e99bb', 'small', attn_cfg=windows(56, LANDMARKS[:2])),
+    'agent_swin_small_288': _swin(
+        '09760394e93b4046a25e',
+        'small',
+        img_size=288,
+        attn_cfg=windows(72, LANDMARKS[:2], softmax=9),
+    ),
 }
 # Three links of the authors are empty.
 SWIN_FILES = {
@@ -193,8 +187,8 @@ PVT_FILES = {
 }
 ADDRESS = CLOUD + '/{}/?dl=1'
 DENSE = {
-    **dense_models(SWIN_FILES, 'agent_swin_{}', SWIN.of_maps(MAP_NORMS), ADDRESS),
-    **dense_models(PVT_FILES, 'agent_pvt_{}', PVT, ADDRESS),
+    **dense_models(SWIN_FILES, 'agent_swin_{}', SWIN_NAMES.of_maps(MAP_NORMS), ADDRESS),
+    **dense_models(PVT_FILES, 'agent_pvt_{}', PVT_NAMES, ADDRESS),
 }
 FAMILY = Family(
     published=PUBLISHED,

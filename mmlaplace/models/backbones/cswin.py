@@ -1,7 +1,7 @@
 """CSWin: its host and its sizes."""
 
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from mmengine.registry import MODELS
 from torch import Tensor
@@ -37,12 +37,7 @@ class Stem(OverlapPatchEmbed):
 class CSWinBlock(TransformerBlock):
     """A pre-norm block that gives its input to an attention with ``filters_from='residual'``."""
 
-    def output_of(
-        self, branch: Callable, normed: Tensor, x: Tensor, hw_shape: Tuple[int, int]
-    ) -> Tensor:
-        if getattr(branch, 'filters_from', None) == 'residual':
-            return branch(normed, hw_shape, residual=x)
-        return super().output_of(branch, normed, x, hw_shape)
+    gives_residual = True
 
 
 def cswin(stripe_widths: Sequence[int] = (1, 2, 7), ceil_mode: bool = True) -> List[Stage]:

@@ -257,86 +257,79 @@ SIGLIP_NAMES = NameTable(
 )
 
 
-def _published(name: str, size: str, file: str, **options: Any) -> PublishedModel:
-    names = DISTILLED_NAMES if 'with_dist_token' in options else VIT_NAMES
-    address = f'https://dl.fbaipublicfiles.com/deit/{name}_{file}.pth'
-    return PublishedModel((names,), dict(type='ViT', arch=size, **options), address)
+ADDRESS = 'https://dl.fbaipublicfiles.com/deit'
 
 
-def _deit3(size: str, side: int, data: str) -> PublishedModel:
-    backbone = dict(type='ViT', arch=size, layer_scale=1e-4, smooth_positions=True)
-    if side != 224:
-        backbone['img_size'] = side
-    address = f'https://dl.fbaipublicfiles.com/deit/deit_3_{size}_{side}_{data}.pth'
-    return PublishedModel((DEIT3_NAMES, DEIT3_OF_TIMM), backbone, address)
+def _deit(size: str, file: str, **options: Any) -> PublishedModel:
+    backbone = dict(type='ViT', arch=size, **options)
+    return PublishedModel((VIT_NAMES,), backbone, f'{ADDRESS}/{file}.pth')
 
 
-DISTILLED = dict(with_dist_token=True)
+def _distilled(size: str, file: str, **options: Any) -> PublishedModel:
+    backbone = dict(type='ViT', arch=size, with_dist_token=True, **options)
+    return PublishedModel((DISTILLED_NAMES,), backbone, f'{ADDRESS}/{file}.pth')
+
+
+def _deit3(size: str, file: str, **options: Any) -> PublishedModel:
+    backbone = dict(type='ViT', arch=size, layer_scale=1e-4, smooth_positions=True, **options)
+    return PublishedModel((DEIT3_NAMES, DEIT3_OF_TIMM), backbone, f'{ADDRESS}/{file}.pth')
+
+
+def _clip(size: str, page: str, **options: Any) -> PublishedModel:
+    # No tensor tells the activation, but timm's names do.
+    backbone = dict(
+        type='ViT',
+        arch=size,
+        smooth_positions=True,
+        position_norm=True,
+        norm_cfg=dict(type='LN', eps=1e-5),
+        **options,
+    )
+    page = f'https://huggingface.co/timm/{page}'
+    return PublishedModel((CLIP_NAMES,), backbone, page=page, head=False)
+
+
+def _siglip(size: str, page: str, **options: Any) -> PublishedModel:
+    backbone = dict(type='ViT', arch=size, smooth_positions=True, with_cls_token=False, **options)
+    page = f'https://huggingface.co/timm/{page}'
+    return PublishedModel((SIGLIP_NAMES, MEAN_NAMES), backbone, page=page, head=False)
+
+
+QUICK_GELU = dict(type='QuickGELU')  # of OpenAI's weights
 PUBLISHED = {
-    name + suffix: _published(name, name.split('_')[1], file, **options)
-    for name, suffix, file, options in (
-        ('deit_tiny', '', 'patch16_224-a1311bcf', {}),
-        ('deit_small', '', 'patch16_224-cd65a155', {}),
-        ('deit_base', '', 'patch16_224-b5f2ef4d', {}),
-        ('deit_base', '_384', 'patch16_384-8de9b5d1', dict(img_size=384)),
-        ('deit_tiny_distilled', '', 'patch16_224-b40b3cf7', DISTILLED),
-        ('deit_small_distilled', '', 'patch16_224-649709d9', DISTILLED),
-        ('deit_base_distilled', '', 'patch16_224-df68dfff', DISTILLED),
-        ('deit_base_distilled', '_384', 'patch16_384-d0272ac0', dict(DISTILLED, img_size=384)),
-    )
+    'deit_tiny': _deit('tiny', 'deit_tiny_patch16_224-a1311bcf'),
+    'deit_small': _deit('small', 'deit_small_patch16_224-cd65a155'),
+    'deit_base': _deit('base', 'deit_base_patch16_224-b5f2ef4d'),
+    'deit_base_384': _deit('base', 'deit_base_patch16_384-8de9b5d1', img_size=384),
+    'deit_tiny_distilled': _distilled('tiny', 'deit_tiny_distilled_patch16_224-b40b3cf7'),
+    'deit_small_distilled': _distilled('small', 'deit_small_distilled_patch16_224-649709d9'),
+    'deit_base_distilled': _distilled('base', 'deit_base_distilled_patch16_224-df68dfff'),
+    'deit_base_distilled_384': _distilled(
+        'base', 'deit_base_distilled_patch16_384-d0272ac0', img_size=384
+    ),
+    'deit3_small': _deit3('small', 'deit_3_small_224_1k'),
+    'deit3_small_384': _deit3('small', 'deit_3_small_384_1k', img_size=384),
+    'deit3_medium': _deit3('medium', 'deit_3_medium_224_1k'),
+    'deit3_base': _deit3('base', 'deit_3_base_224_1k'),
+    'deit3_base_384': _deit3('base', 'deit_3_base_384_1k', img_size=384),
+    'deit3_large': _deit3('large', 'deit_3_large_224_1k'),
+    'deit3_large_384': _deit3('large', 'deit_3_large_384_1k', img_size=384),
+    'deit3_small_21k': _deit3('small', 'deit_3_small_224_21k'),
+    'deit3_small_384_21k': _deit3('small', 'deit_3_small_384_21k', img_size=384),
+    'deit3_medium_21k': _deit3('medium', 'deit_3_medium_224_21k'),
+    'deit3_base_21k': _deit3('base', 'deit_3_base_224_21k'),
+    'deit3_base_384_21k': _deit3('base', 'deit_3_base_384_21k', img_size=384),
+    'deit3_large_21k': _deit3('large', 'deit_3_large_224_21k'),
+    'deit3_large_384_21k': _deit3('large', 'deit_3_large_384_21k', img_size=384),
+    'clip_quickgelu_base': _clip(
+        'base', 'vit_base_patch16_clip_quickgelu_224.openai', act_cfg=QUICK_GELU
+    ),
+    'clip_quickgelu_large': _clip(
+        'large', 'vit_large_patch14_clip_quickgelu_224.openai', act_cfg=QUICK_GELU, patch_size=14
+    ),
+    'clip_base': _clip('base', 'vit_base_patch16_clip_224.laion2b'),
+    'clip_large': _clip('large', 'vit_large_patch14_clip_224.laion2b', patch_size=14),
+    'siglip_base': _siglip('base', 'vit_base_patch16_siglip_224.webli'),
+    'siglip_large': _siglip('large', 'vit_large_patch16_siglip_256.webli', img_size=256),
 }
-DEIT3_SIDES = dict(small=(224, 384), medium=(224,), base=(224, 384), large=(224, 384))
-PUBLISHED.update(
-    (f'deit3_{size}{"_384" * (side == 384)}{"_21k" * (data == "21k")}', _deit3(size, side, data))
-    for data in ('1k', '21k')
-    for size, sides in DEIT3_SIDES.items()
-    for side in sides
-)
-# No tensor tells the activation, but timm's names do.
-CLIP = dict(position_norm=True, norm_cfg=dict(type='LN', eps=1e-5))
-OF_OPENAI = dict(CLIP, act_cfg=dict(type='QuickGELU'))
-PUBLISHED.update(
-    (
-        name,
-        PublishedModel(
-            names,
-            dict(type='ViT', smooth_positions=True, **options),
-            page=f'https://huggingface.co/timm/{page}',
-            head=False,
-        ),
-    )
-    for name, names, page, options in (
-        (
-            'clip_quickgelu_base',
-            (CLIP_NAMES,),
-            'vit_base_patch16_clip_quickgelu_224.openai',
-            dict(OF_OPENAI, arch='base'),
-        ),
-        (
-            'clip_quickgelu_large',
-            (CLIP_NAMES,),
-            'vit_large_patch14_clip_quickgelu_224.openai',
-            dict(OF_OPENAI, arch='large', patch_size=14),
-        ),
-        ('clip_base', (CLIP_NAMES,), 'vit_base_patch16_clip_224.laion2b', dict(CLIP, arch='base')),
-        (
-            'clip_large',
-            (CLIP_NAMES,),
-            'vit_large_patch14_clip_224.laion2b',
-            dict(CLIP, arch='large', patch_size=14),
-        ),
-        (
-            'siglip_base',
-            (SIGLIP_NAMES, MEAN_NAMES),
-            'vit_base_patch16_siglip_224.webli',
-            dict(arch='base', with_cls_token=False),
-        ),
-        (
-            'siglip_large',
-            (SIGLIP_NAMES, MEAN_NAMES),
-            'vit_large_patch16_siglip_256.webli',
-            dict(arch='large', with_cls_token=False, img_size=256),
-        ),
-    )
-)
 FAMILY = Family({ViT: 'deit'}, PUBLISHED)

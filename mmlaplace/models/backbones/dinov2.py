@@ -91,8 +91,8 @@ ROWS: Rows = {
     'register_tokens': 'stages.0.position.registers',
     'mask_token': None,  # of the training
 }
-MARK = (*IDENTIFYING, 'blocks.0.ls1.gamma')
-NAMES = NameTable(ROWS, MARK)
+IDENTIFYING_SCALED = (*IDENTIFYING, 'blocks.0.ls1.gamma')
+NAMES = NameTable(ROWS, IDENTIFYING_SCALED)
 # Where there are registers, timm adds the class token's position to the class token.
 TIMM_NAMES = NameTable(
     {
@@ -104,7 +104,7 @@ TIMM_NAMES = NameTable(
         ],
         'pos_embed': ('stages.0.position.map', position_map),
     },
-    (*MARK, 'reg_token'),
+    (*IDENTIFYING_SCALED, 'reg_token'),
 )
 
 DOWNLOADS = 'https://dl.fbaipublicfiles.com/dinov2'

@@ -160,24 +160,27 @@ def efficientvit(large: bool = False) -> List[Stage]:
     norm = dict(type='BN', eps=1e-7 if large else 1e-5)
     act = dict(type='GELU', approximate='tanh') if large else H_SWISH
     kinds = ['inverted', 'inverted', 'inverted_one_norm', 'inverted_one_norm']
-    ratios, with_attention = (4, 4, 4, 4), (False, False, True, True)
+    ratios = (4, 4, 4, 4)
+    with_attention = (False, False, True, True)
+    stems = ('depthwise', None, None, None)
     if large:
         kinds[:2] = ['fused', 'fused']
-        ratios, with_attention = (16, 16, 16, 24), (False, False, False, True)
+        ratios = (16, 16, 16, 24)
+        with_attention = (False, False, False, True)
+        stems = ('plain', None, None, None)
     stages = []
-    for i, (kind, ratio) in enumerate(zip(kinds, ratios)):
-        own: Dict[str, Any] = dict(kind=kind, act_cfg=act)
-        stem = None if i else 'plain' if large else 'depthwise'
+    for i, stride in enumerate(STRIDES):
+        layers: Dict[str, Any] = dict(kind=kinds[i], act_cfg=act)
         stages.append(
             Stage(
-                partial(EfficientViTEmbed, ratio=ratio, stem=stem, norm_cfg=norm, **own),
-                STRIDES[i],
+                partial(EfficientViTEmbed, ratio=ratios[i], stem=stems[i], norm_cfg=norm, **layers),
+                stride,
                 dict(type='LiteMLA', norm_cfg=norm) if with_attention[i] else None,
                 norm=norm,
                 out_norm=None,
                 block=dict(
                     type=EfficientViTBlock if with_attention[i] else EfficientViTLocalBlock,
-                    ffn_cfg=own,
+                    ffn_cfg=layers,
                 ),
             )
         )
@@ -300,8 +303,8 @@ def _authors(large: bool, kinds: Sequence[str]) -> NameTable:
         'head.op_list.2.norm.': 'neck.linear_norm.',
         'head.op_list.3.linear.': 'head.fc.',
     }
-    mark = f'{stages[3]}1.context_module.main.qkv.conv.weight'
-    return NameTable({**rows, **head}, identifying=(f'{start}.0.conv.weight', mark))
+    attention = f'{stages[3]}1.context_module.main.qkv.conv.weight'
+    return NameTable({**rows, **head}, identifying=(f'{start}.0.conv.weight', attention))
 
 
 def _timm(large: bool, kinds: Sequence[str]) -> NameTable:
@@ -314,30 +317,28 @@ def _timm(large: bool, kinds: Sequence[str]) -> NameTable:
         'head.classifier.1.': 'neck.linear_norm.',
         'head.classifier.4.': 'head.fc.',
     }
-    mark = f'stem.res0.main.{LAYERS[kinds[0]][0]}.conv.weight'
-    return NameTable(
-        {**rows, **head},
-        identifying=(mark, 'stages.3.blocks.1.context_module.main.qkv.conv.weight'),
-    )
+    convolution = f'stem.res0.main.{LAYERS[kinds[0]][0]}.conv.weight'
+    attention = 'stages.3.blocks.1.context_module.main.qkv.conv.weight'
+    return NameTable({**rows, **head}, identifying=(convolution, attention))
 
 
-SMALL = ('depthwise', *('inverted',) * 4)
+SMALL = ('depthwise', 'inverted', 'inverted', 'inverted', 'inverted')
 LARGE = ('plain', 'fused', 'fused', 'inverted', 'inverted')
-NAMES = {
-    large: (_authors(large, kinds), _timm(large, kinds))
-    for large, kinds in ((False, SMALL), (True, LARGE))
+NAMES = {  # by whether the model is of the L series
+    False: (_authors(False, SMALL), _timm(False, SMALL)),
+    True: (_authors(True, LARGE), _timm(True, LARGE)),
 }
 
 HUB = 'https://huggingface.co'
-SIZES: Dict[str, Tuple[int, int, int, Tuple[int, ...]]] = {
-    # channels of the last map, of the neck, of the head, and sides of the images
-    'b0': (128, 1024, 1280, (224,)),
-    'b1': (256, 1536, 1600, (224, 256, 288)),
-    'b2': (384, 2304, 2560, (224, 256, 288)),
-    'b3': (512, 2304, 2560, (224, 256, 288)),
-    'l1': (512, 3072, 3200, (224,)),
-    'l2': (512, 3072, 3200, (224, 256, 288, 320, 384)),
-    'l3': (1024, 6144, 6400, (224, 256, 288, 320, 384)),
+SIZES: Dict[str, Tuple[int, int, int]] = {
+    # channels of the last map, of the neck, and of the head
+    'b0': (128, 1024, 1280),
+    'b1': (256, 1536, 1600),
+    'b2': (384, 2304, 2560),
+    'b3': (512, 2304, 2560),
+    'l1': (512, 3072, 3200),
+    'l2': (512, 3072, 3200),
+    'l3': (1024, 6144, 6400),
 }
 
 
@@ -348,7 +349,7 @@ def _published(size: str, side: int) -> PublishedModel:
     backbone: Dict[str, Any] = dict(type=kind, arch=size)
     if side != 224:
         backbone.update(img_size=side)
-    dims, hidden, out, _ = SIZES[size]
+    dims, hidden, out = SIZES[size]
     neck: Dict[str, Any] = dict(
         type='EfficientViTNeck', in_channels=dims, hidden_channels=hidden, out_channels=out
     )
@@ -361,9 +362,27 @@ def _published(size: str, side: int) -> PublishedModel:
 
 
 PUBLISHED = {
-    f'efficientvit_{size}' + (f'_{side}' if side != 224 else ''): _published(size, side)
-    for size, (*_, sides) in SIZES.items()
-    for side in sides
+    'efficientvit_b0': _published('b0', 224),
+    'efficientvit_b1': _published('b1', 224),
+    'efficientvit_b1_256': _published('b1', 256),
+    'efficientvit_b1_288': _published('b1', 288),
+    'efficientvit_b2': _published('b2', 224),
+    'efficientvit_b2_256': _published('b2', 256),
+    'efficientvit_b2_288': _published('b2', 288),
+    'efficientvit_b3': _published('b3', 224),
+    'efficientvit_b3_256': _published('b3', 256),
+    'efficientvit_b3_288': _published('b3', 288),
+    'efficientvit_l1': _published('l1', 224),
+    'efficientvit_l2': _published('l2', 224),
+    'efficientvit_l2_256': _published('l2', 256),
+    'efficientvit_l2_288': _published('l2', 288),
+    'efficientvit_l2_320': _published('l2', 320),
+    'efficientvit_l2_384': _published('l2', 384),
+    'efficientvit_l3': _published('l3', 224),
+    'efficientvit_l3_256': _published('l3', 256),
+    'efficientvit_l3_288': _published('l3', 288),
+    'efficientvit_l3_320': _published('l3', 320),
+    'efficientvit_l3_384': _published('l3', 384),
 }
 
 
@@ -379,12 +398,13 @@ def _segmentors(data: str, sizes: Sequence[str], expands: bool) -> Dict[str, Den
         **({'head.output_ops.0.op_list.0.': 'neck.expand.0.'} if expands else {}),
         last: 'decode_head.conv_seg.',
     }
-    marks = (*NAMES[large][0].identifying, f'{last}bias')  # before other layers, norms have it
+    # Other layers have no bias, as a norm has it.
+    identifying = (*NAMES[large][0].identifying, f'{last}bias')
     file = f'efficientvit_seg_{{}}_{data.partition("-")[0]}.pt'
     return dense_models(
         {f'efficientvit-{{}}_seghead_8xb2-160k_{data}': dict(zip(sizes, sizes))},
         'efficientvit_{}',
-        NameTable(rows, marks, whole=True),
+        NameTable(rows, identifying, whole=True),
         f'{HUB}/han-cai/efficientvit-seg/resolve/main/{file}',
         licence='Apache-2.0',
     )

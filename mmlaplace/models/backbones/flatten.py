@@ -23,21 +23,25 @@ IDENTIFYING = (
     'block1.0.attn.scale',
     'block1.0.attn.dwc.weight',
 )
-PVT = NameTable(
+PVT_NAMES = NameTable(
     {**pvt_rows(FLATTEN), **UNUSED_NORM},
     identifying=(*IDENTIFYING, 'pos_embed1', 'block1.0.attn.q.weight'),
 )
-PVTV2 = NameTable(
+PVTV2_NAMES = NameTable(
     pvt_v2_rows(FLATTEN),
     identifying=(*IDENTIFYING, 'norm1.weight', 'block1.0.attn.q.weight'),
 )
-SWIN = NameTable(
+SWIN_NAMES = NameTable(
     swin_rows('{i+1}', FLATTEN_WINDOWS),
-    identifying=tuple(mark.replace('block1.', 'layers.0.blocks.') for mark in IDENTIFYING)
-    + ('layers.0.blocks.0.attn.qkv.weight',),
+    identifying=(
+        'layers.0.blocks.0.attn.positional_encoding',
+        'layers.0.blocks.0.attn.scale',
+        'layers.0.blocks.0.attn.dwc.weight',
+        'layers.0.blocks.0.attn.qkv.weight',
+    ),
 )
 
-CSWIN = NameTable(
+CSWIN_NAMES = NameTable(
     cswin.cswin_rows({**FLATTEN, **cswin.SECOND}),
     identifying=(
         *cswin.IDENTIFYING,
@@ -49,51 +53,57 @@ CSWIN = NameTable(
 
 def linear_windows(kind: str, linear: int, softmax: Optional[int] = None, **options: Any) -> List:
     """The ``attn_cfg`` of a Swin that is linear in two stages, with sides of its windows."""
-    return [linear_window(linear, type=kind, **options)] * 2 + [
-        dict(window_size=softmax) if softmax else None
-    ] * 2
+    last = None if softmax is None else dict(window_size=softmax)
+    return [linear_window(linear, type=kind, **options)] * 2 + [last] * 2
 
 
-PYRAMID_ATTENTION = dict(type='FLattenAttention')
-WINDOW_ATTENTION = linear_windows('FLattenAttention', 56, qkv='qkv')
 MAP_ATTENTION = cswin.linear_maps(
     type='FLattenAttention', qkv='qkv', lepe_kernel=5, second_lepe_kernel=3
 )
+
+
+def _published(names: NameTable, digits: str, **backbone: Any) -> PublishedModel:
+    return PublishedModel((names,), backbone, f'{CLOUD}/{digits}/?dl=1')
+
+
+def _swin(digits: str, arch: str) -> PublishedModel:
+    attn_cfg = linear_windows('FLattenAttention', 56, qkv='qkv')
+    return _published(SWIN_NAMES, digits, type='Swin', arch=arch, attn_cfg=attn_cfg)
+
+
 PUBLISHED = {
-    'flatten_cswin_tiny': PublishedModel(
-        (CSWIN,),
-        dict(type='CSWin', arch=cswin.linear_arch('tiny'), attn_cfg=MAP_ATTENTION),
-        f'{CLOUD}/48ba765ba8b0451d9d5a/?dl=1',
+    'flatten_cswin_tiny': _published(
+        CSWIN_NAMES,
+        '48ba765ba8b0451d9d5a',
+        type='CSWin',
+        arch=cswin.linear_arch('tiny'),
+        attn_cfg=MAP_ATTENTION,
     ),
-    'flatten_pvt_tiny': PublishedModel(
-        (PVT,),
-        dict(type='PVT', arch='tiny', attn_cfg=PYRAMID_ATTENTION),
-        f'{CLOUD}/3ab1d773f19d45648690/?dl=1',
+    'flatten_pvt_tiny': _published(
+        PVT_NAMES,
+        '3ab1d773f19d45648690',
+        type='PVT',
+        arch='tiny',
+        attn_cfg=dict(type='FLattenAttention'),
     ),
-    'flatten_pvt_v2_b0': PublishedModel(
-        (PVTV2,),
-        dict(type='PVTv2', arch='b0', stage_norms=True, attn_cfg=PYRAMID_ATTENTION),
-        f'{CLOUD}/5d1f01532b104da28e7b/?dl=1',
+    'flatten_pvt_v2_b0': _published(
+        PVTV2_NAMES,
+        '5d1f01532b104da28e7b',
+        type='PVTv2',
+        arch='b0',
+        stage_norms=True,
+        attn_cfg=dict(type='FLattenAttention'),
     ),
-    **{
-        f'flatten_swin_{size}': PublishedModel(
-            (SWIN,),
-            dict(type='Swin', arch=size, attn_cfg=WINDOW_ATTENTION),
-            f'{CLOUD}/{digits}/?dl=1',
-        )
-        for size, digits in dict(
-            tiny='e1518e76703e4e57a7f2', small='94188e52af354bf4a88b', base='7a9e5186bad04e7fb3a9'
-        ).items()
-    },
-    'flatten_swin_base_384': PublishedModel(
-        (SWIN,),
-        dict(
-            type='Swin',
-            arch='base',
-            img_size=384,
-            attn_cfg=linear_windows('FLattenAttention', 96, 12, qkv='qkv'),
-        ),
-        f'{CLOUD}/0d0330cf2e5249f1abb6/?dl=1',
+    'flatten_swin_tiny': _swin('e1518e76703e4e57a7f2', 'tiny'),
+    'flatten_swin_small': _swin('94188e52af354bf4a88b', 'small'),
+    'flatten_swin_base': _swin('7a9e5186bad04e7fb3a9', 'base'),
+    'flatten_swin_base_384': _published(
+        SWIN_NAMES,
+        '0d0330cf2e5249f1abb6',
+        type='Swin',
+        arch='base',
+        img_size=384,
+        attn_cfg=linear_windows('FLattenAttention', 96, softmax=12, qkv='qkv'),
     ),
 }
 FAMILY = Family(

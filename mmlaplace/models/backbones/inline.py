@@ -1,6 +1,6 @@
 """InLine attention on DeiT, PVT and Swin."""
 
-from typing import Any, Dict, List, Optional
+from typing import Any, List, Optional, Tuple
 
 from ...checkpoints.conversion import NameTable, Rows
 from ...checkpoints.published import PublishedModel
@@ -13,17 +13,19 @@ from .pvt import UNUSED_NORM, pvt_rows
 from .swin import WINDOWS, linear_window, swin_rows
 
 INLINE: Rows = {**REDUCED, 'qkv.': 'qkv.', 'residual.': 'lepe.'}
-PVT = NameTable(
+PVT_NAMES = NameTable(
     {**pvt_rows(INLINE), **UNUSED_NORM},
     identifying=('block1.0.attn.residual.0.weight', 'block1.0.attn.q.weight', 'pos_embed1'),
 )
-SWIN = NameTable(
+SWIN_NAMES = NameTable(
     swin_rows('{i+1}', {**INLINE, **WINDOWS}),
     identifying=('layers.0.blocks.0.attn.residual.0.weight', 'layers.0.blocks.0.attn.qkv.weight'),
 )
-DEIT = NameTable(vit_rows(INLINE), identifying=(*IDENTIFYING, 'blocks.0.attn.residual.0.weight'))
+DEIT_NAMES = NameTable(
+    vit_rows(INLINE), identifying=(*IDENTIFYING, 'blocks.0.attn.residual.0.weight')
+)
 
-CSWIN = NameTable(
+CSWIN_NAMES = NameTable(
     cswin.cswin_rows({**INLINE, **cswin.SECOND}),
     identifying=(*cswin.IDENTIFYING, 'stage1.0.attns.0.residual.0.weight'),
 )
@@ -40,18 +42,26 @@ def windows(side: int, stages: int, blocks: Optional[int] = None) -> List[Option
         stages: How many stages have it.
         blocks: In the last of these stages, only so many blocks have it. Default: None, all.
     """
-    own = linear_window(side, type='InLineAttention')
-    last = own if blocks is None else dict(own, first_blocks=blocks)
-    return [*[own] * (stages - 1), last, *[None] * (4 - stages)]
+    linear = linear_window(side, type='InLineAttention')
+    configs: List[Optional[dict]] = [linear] * stages + [None] * (4 - stages)
+    if blocks is not None:
+        configs[stages - 1] = dict(linear, first_blocks=blocks)
+    return configs
 
 
-def _deit(dims: int, heads: int, img_size: int) -> Dict[str, Any]:
+def _published(names: NameTable, digits: str, **backbone: Any) -> PublishedModel:
+    return PublishedModel((names,), backbone, f'{CLOUD}/{digits}/?dl=1')
+
+
+def _deit(digits: str, dims: int, heads: int, img_size: int) -> PublishedModel:
     arch = dict(embed_dims=(dims,), depths=(12,), num_heads=(heads,), ffn_ratios=(4,))
     attn_cfg = dict(type='InLineAttention')
-    return dict(type='ViT', arch=arch, img_size=img_size, attn_cfg=attn_cfg)
+    return _published(
+        DEIT_NAMES, digits, type='ViT', arch=arch, img_size=img_size, attn_cfg=attn_cfg
+    )
 
 
-def _pvt(*depths: int) -> Dict[str, Any]:
+def _pvt(digits: str, depths: Tuple[int, ...]) -> PublishedModel:
     # PVT's sizes, with twice the heads.
     arch = dict(
         embed_dims=(64, 128, 320, 512),
@@ -59,35 +69,35 @@ def _pvt(*depths: int) -> Dict[str, Any]:
         num_heads=(2, 4, 10, 16),
         ffn_ratios=(8, 8, 4, 4),
     )
-    return dict(type='PVT', arch=arch, attn_cfg=dict(type='InLineAttention', qkv='q_kv'))
+    attn_cfg = dict(type='InLineAttention', qkv='q_kv')
+    return _published(PVT_NAMES, digits, type='PVT', arch=arch, attn_cfg=attn_cfg)
 
 
-def _swin(arch: str, *windows_of: Any, **options: Any) -> Dict[str, Any]:
-    return dict(type='Swin', arch=arch, attn_cfg=windows(*windows_of), **options)
+def _swin(digits: str, arch: str, stages: int, blocks: Optional[int] = None) -> PublishedModel:
+    attn_cfg = windows(side=56, stages=stages, blocks=blocks)
+    return _published(SWIN_NAMES, digits, type='Swin', arch=arch, attn_cfg=attn_cfg)
 
 
-def _cswin(size: str) -> Dict[str, Any]:
-    return dict(type='CSWin', arch=cswin.linear_arch(size), attn_cfg=MAP_ATTENTION)
+def _cswin(digits: str, size: str) -> PublishedModel:
+    arch = cswin.linear_arch(size)
+    return _published(CSWIN_NAMES, digits, type='CSWin', arch=arch, attn_cfg=MAP_ATTENTION)
 
 
 PUBLISHED = {
-    name: PublishedModel((table,), backbone, f'{CLOUD}/{digits}/?dl=1')
-    for name, table, backbone, digits in (
-        ('inline_deit_tiny', DEIT, _deit(192, 6, 224), '1d6b8191ad6d4114b291'),
-        ('inline_deit_small', DEIT, _deit(320, 10, 288), '2f3898b07e9247f3beb3'),
-        ('inline_deit_base', DEIT, _deit(384, 12, 448), '10bdd726d4b0435eb34e'),
-        ('inline_pvt_tiny', PVT, _pvt(2, 2, 2, 2), '90ac52b1555b401eb5e6'),
-        ('inline_pvt_small', PVT, _pvt(3, 4, 6, 3), '1ab953b2479d433080a3'),
-        ('inline_pvt_medium', PVT, _pvt(3, 4, 18, 3), 'a72aec31e6084bc0a280'),
-        ('inline_pvt_large', PVT, _pvt(3, 8, 27, 3), 'efd91318ba964f01b288'),
-        ('inline_swin_tiny', SWIN, _swin('tiny', 56, 3), '32810869fcc34410966b'),
-        ('inline_swin_small', SWIN, _swin('small', 56, 2), 'e9657fd247c04c7cb1a1'),
-        # Their code has 20.6, 33.0 and 73.4 M parameters, and their README says 25, 43 and 96.
-        ('inline_cswin_tiny', CSWIN, _cswin('tiny'), '49fa2ecc543647c4b970'),
-        ('inline_cswin_small', CSWIN, _cswin('small'), '59f4e65f776f4052b93c'),
-        ('inline_cswin_base', CSWIN, _cswin('base'), '91e17121df284ae38521'),
-        ('inline_swin_base', SWIN, _swin('base', 56, 3, 2), 'bf23564bb64c420aafe1'),
-    )
+    'inline_deit_tiny': _deit('1d6b8191ad6d4114b291', dims=192, heads=6, img_size=224),
+    'inline_deit_small': _deit('2f3898b07e9247f3beb3', dims=320, heads=10, img_size=288),
+    'inline_deit_base': _deit('10bdd726d4b0435eb34e', dims=384, heads=12, img_size=448),
+    'inline_pvt_tiny': _pvt('90ac52b1555b401eb5e6', depths=(2, 2, 2, 2)),
+    'inline_pvt_small': _pvt('1ab953b2479d433080a3', depths=(3, 4, 6, 3)),
+    'inline_pvt_medium': _pvt('a72aec31e6084bc0a280', depths=(3, 4, 18, 3)),
+    'inline_pvt_large': _pvt('efd91318ba964f01b288', depths=(3, 8, 27, 3)),
+    'inline_swin_tiny': _swin('32810869fcc34410966b', 'tiny', stages=3),
+    'inline_swin_small': _swin('e9657fd247c04c7cb1a1', 'small', stages=2),
+    # Their code has 20.6, 33.0 and 73.4 M parameters, and their README says 25, 43 and 96.
+    'inline_cswin_tiny': _cswin('49fa2ecc543647c4b970', 'tiny'),
+    'inline_cswin_small': _cswin('59f4e65f776f4052b93c', 'small'),
+    'inline_cswin_base': _cswin('91e17121df284ae38521', 'base'),
+    'inline_swin_base': _swin('bf23564bb64c420aafe1', 'base', stages=3, blocks=2),
 }
 FAMILY = Family(
     published=PUBLISHED,

@@ -149,11 +149,13 @@ def mobilevitv2(output_stride: int = 32) -> List[Stage]:
             block=dict(type=EfficientViTLocalBlock, ffn_cfg=dict(kind='inverted', act_cfg=SILU)),
         )
     ]
-    halved, dilation = first, 1
+    pixels = first  # of a side of a token
+    dilation = 1
     for stride in others:
-        if halved == output_stride:
-            stride, dilation = 1, 2 * dilation
-        halved *= stride
+        if pixels == output_stride:
+            stride = 1
+            dilation *= 2
+        pixels *= stride
         stages.append(
             Stage(
                 partial(MobileViTv2Embed, local=True, stride=stride, dilation=dilation),
@@ -171,8 +173,13 @@ def mobilevitv2(output_stride: int = 32) -> List[Stage]:
 def _arch(width: float) -> dict:
     """The arch of a width, with heads of 32 channels where these divide the blocks' channels."""
     dims = tuple(int(width * channels) for channels in (128, 256, 384, 512))
-    heads = (1, *(max(h for h in range(1, c // 64 + 1) if c // 2 % h == 0) for c in dims[1:]))
-    return arch(dims, (1, 2, 4, 3), heads, (2, 2, 2, 2))
+    num_heads = [1]  # of the first stage, which has no attention
+    for channels in dims[1:]:
+        heads = channels // 2 // 32
+        while channels // 2 % heads:
+            heads -= 1
+        num_heads.append(heads)
+    return arch(dims, (1, 2, 4, 3), tuple(num_heads), (2, 2, 2, 2))
 
 
 @MODELS.register_module()
@@ -225,7 +232,6 @@ AUTHORS_BLOCK: Dict[str, Target] = {
     'pre_norm_ffn.1.block.conv.': ('ffn.layers.0.', linear),
     'pre_norm_ffn.3.block.conv.': ('ffn.layers.3.', linear),
 }
-DEPTHS = (2, 4, 3)  # of the stages with attentions
 
 
 def _inverted(own: str, released: str, names: Sequence[str], conv: Rows) -> Dict[str, Target]:
@@ -258,68 +264,83 @@ def _rows(stem: str, stage: str, first: int, names: Sequence[str], conv: Rows) -
     return rows
 
 
-TIMM_ROWS = _rows('stem.', 'stages.{}.', 0, ('conv1_1x1', 'conv2_kxk', 'conv3_1x1'), TIMM_CONV)
-AUTHORS_ROWS = _rows(
-    'conv_1.',
-    'layer_{}.',
-    1,
-    [f'block.{name}' for name in ('exp_1x1', 'conv_3x3', 'red_1x1')],
-    CONV,
-)
-for i, depth in enumerate(DEPTHS, 1):
-    own = f'stages.{i}.'
-    timm, authors = f'stages.{i + 1}.1.', f'layer_{i + 2}.1.'
-    TIMM_ROWS.update(
-        {
-            **within(f'{own}patch_embed.local.', f'{timm}conv_kxk.', TIMM_CONV),
-            f'{timm}conv_1x1.': (f'{own}patch_embed.proj.', linear),
-            **within(f'{own}blocks.{{j}}.', f'{timm}transformer.{{j}}.', TIMM_BLOCK),
-            f'{timm}norm.': f'{own}norm.norm1.norm.',
-            f'{timm}conv_proj.conv.': (f'{own}norm.proj.', linear),
-            f'{timm}conv_proj.bn.': f'{own}norm.norm2.norm.',
-        }
-    )
-    AUTHORS_ROWS.update(
-        {
-            **within(f'{own}patch_embed.local.', f'{authors}local_rep.0.', CONV),
-            f'{authors}local_rep.1.block.conv.': (f'{own}patch_embed.proj.', linear),
-            **within(f'{own}blocks.{{j}}.', f'{authors}global_rep.{{j}}.', AUTHORS_BLOCK),
-            f'{authors}global_rep.{depth}.': f'{own}norm.norm1.norm.',
-            f'{authors}conv_proj.block.conv.': (f'{own}norm.proj.', linear),
-            f'{authors}conv_proj.block.norm.': f'{own}norm.norm2.norm.',
-        }
-    )
-TIMM = NameTable(
-    {**TIMM_ROWS, 'head.fc.': 'head.fc.'},
+def _timm_rows() -> Dict[str, Target]:
+    rows = _rows('stem.', 'stages.{}.', 0, ('conv1_1x1', 'conv2_kxk', 'conv3_1x1'), TIMM_CONV)
+    for i in range(1, 4):
+        own = f'stages.{i}.'
+        timm = f'stages.{i + 1}.1.'
+        rows.update(within(f'{own}patch_embed.local.', f'{timm}conv_kxk.', TIMM_CONV))
+        rows[f'{timm}conv_1x1.'] = (f'{own}patch_embed.proj.', linear)
+        rows.update(within(f'{own}blocks.{{j}}.', f'{timm}transformer.{{j}}.', TIMM_BLOCK))
+        rows[f'{timm}norm.'] = f'{own}norm.norm1.norm.'
+        rows[f'{timm}conv_proj.conv.'] = (f'{own}norm.proj.', linear)
+        rows[f'{timm}conv_proj.bn.'] = f'{own}norm.norm2.norm.'
+    return rows
+
+
+def _authors_rows() -> Dict[str, Target]:
+    convs = ('block.exp_1x1', 'block.conv_3x3', 'block.red_1x1')
+    rows = _rows('conv_1.', 'layer_{}.', 1, convs, CONV)
+    for i, depth in ((1, 2), (2, 4), (3, 3)):  # the norm after the blocks has the next number
+        own = f'stages.{i}.'
+        authors = f'layer_{i + 2}.1.'
+        rows.update(within(f'{own}patch_embed.local.', f'{authors}local_rep.0.', CONV))
+        rows[f'{authors}local_rep.1.block.conv.'] = (f'{own}patch_embed.proj.', linear)
+        rows.update(within(f'{own}blocks.{{j}}.', f'{authors}global_rep.{{j}}.', AUTHORS_BLOCK))
+        rows[f'{authors}global_rep.{depth}.'] = f'{own}norm.norm1.norm.'
+        rows[f'{authors}conv_proj.block.conv.'] = (f'{own}norm.proj.', linear)
+        rows[f'{authors}conv_proj.block.norm.'] = f'{own}norm.norm2.norm.'
+    return rows
+
+
+AUTHORS_ROWS = _authors_rows()
+TIMM_NAMES = NameTable(
+    {**_timm_rows(), 'head.fc.': 'head.fc.'},
     identifying=('stem.conv.weight', 'stages.2.1.transformer.0.attn.qkv_proj.weight'),
 )
-AUTHORS = NameTable(
+AUTHORS_NAMES = NameTable(
     {**AUTHORS_ROWS, 'classifier.1.': 'head.fc.'},
     identifying=(
         'conv_1.block.conv.weight',
         'layer_3.1.global_rep.0.pre_norm_attn.1.qkv_proj.block.conv.weight',
     ),
 )
+DEEPLABV3_NAMES = deeplabv3(AUTHORS_ROWS)
+PSPNET_NAMES = pspnet(AUTHORS_ROWS)
+SSD_NAMES = ssd(AUTHORS_ROWS)
 
 CVNETS = 'https://docs-assets.developer.apple.com/ml-research/models/cvnets-v2'
 DOWNLOADS = f'{CVNETS}/classification/mobilevitv2'
 
 
-def _published(width: int, side: int, data: str) -> PublishedModel:
+def _published(width: int, side: int, data: str = 'imagenet1k') -> PublishedModel:
     """The classifier of a width in %, for images of this side, trained on these data."""
     backbone: Dict[str, Any] = dict(type='MobileViTv2', arch=f'{width:03}', img_size=side)
     address = f'{DOWNLOADS}/{data}/{side}x{side}/mobilevitv2-{width / 100}.pt'
-    return PublishedModel((AUTHORS, TIMM), backbone, address)
+    return PublishedModel((AUTHORS_NAMES, TIMM_NAMES), backbone, address)
 
 
 PUBLISHED = {
-    f'mobilevitv2_{width:03}{at}{after}': _published(width, side, data)
-    for data, after, widths in (
-        ('imagenet1k', '', range(50, 201, 25)),
-        ('imagenet21k_to_1k', '_21kto1k', (150, 175, 200)),
-    )
-    for width in widths
-    for side, at in ((256, ''), (384, '_384'))
+    'mobilevitv2_050': _published(50, 256),
+    'mobilevitv2_050_384': _published(50, 384),
+    'mobilevitv2_075': _published(75, 256),
+    'mobilevitv2_075_384': _published(75, 384),
+    'mobilevitv2_100': _published(100, 256),
+    'mobilevitv2_100_384': _published(100, 384),
+    'mobilevitv2_125': _published(125, 256),
+    'mobilevitv2_125_384': _published(125, 384),
+    'mobilevitv2_150': _published(150, 256),
+    'mobilevitv2_150_384': _published(150, 384),
+    'mobilevitv2_175': _published(175, 256),
+    'mobilevitv2_175_384': _published(175, 384),
+    'mobilevitv2_200': _published(200, 256),
+    'mobilevitv2_200_384': _published(200, 384),
+    'mobilevitv2_150_21kto1k': _published(150, 256, 'imagenet21k_to_1k'),
+    'mobilevitv2_150_384_21kto1k': _published(150, 384, 'imagenet21k_to_1k'),
+    'mobilevitv2_175_21kto1k': _published(175, 256, 'imagenet21k_to_1k'),
+    'mobilevitv2_175_384_21kto1k': _published(175, 384, 'imagenet21k_to_1k'),
+    'mobilevitv2_200_21kto1k': _published(200, 256, 'imagenet21k_to_1k'),
+    'mobilevitv2_200_384_21kto1k': _published(200, 384, 'imagenet21k_to_1k'),
 }
 
 
@@ -336,36 +357,36 @@ def _dense(
     )
 
 
-DEEPLABV3, PSPNET, SSD = (table(AUTHORS_ROWS) for table in (deeplabv3, pspnet, ssd))
-ADE20K, VOC = (f'segmentation/{data}/mobilevitv2' for data in ('ade20k', 'pascalvoc'))
+ADE20K = 'segmentation/ade20k'
+VOC = 'segmentation/pascalvoc'
 DENSE = {
     **_dense(
         'mobilevitv2-{}_deeplabv3_4xb4-152k_ade20k-512x512',
-        DEEPLABV3,
-        f'{ADE20K}/deeplabv3-mobilevitv2',
+        DEEPLABV3_NAMES,
+        f'{ADE20K}/mobilevitv2/deeplabv3-mobilevitv2',
         range(50, 201, 25),
     ),
     **_dense(
         'mobilevitv2-{}_pspnet_4xb4-152k_ade20k-512x512',
-        PSPNET,
-        f'{ADE20K}/pspnet-mobilevitv2',
+        PSPNET_NAMES,
+        f'{ADE20K}/mobilevitv2/pspnet-mobilevitv2',
         range(50, 176, 25),
     ),
     **_dense(
         'mobilevitv2-{}_deeplabv3_4xb32-4k_voc12aug-512x512',
-        DEEPLABV3,
-        f'{VOC}/deeplabv3-mobilevitv2',
+        DEEPLABV3_NAMES,
+        f'{VOC}/mobilevitv2/deeplabv3-mobilevitv2',
         (50, 100, 125, 150),
     ),
     **_dense(
         'mobilevitv2-{}_pspnet_4xb32-4k_voc12aug-512x512',
-        PSPNET,
-        f'{VOC}/pspnet-mobilevitv2',
+        PSPNET_NAMES,
+        f'{VOC}/mobilevitv2/pspnet-mobilevitv2',
         range(50, 151, 25),
     ),
     **_dense(
         'ssdlite_mobilevitv2-{}_4xb32-200e_coco',
-        SSD,
+        SSD_NAMES,
         'detection/mobilevitv2/coco-ssd-mobilevitv2',
         range(50, 201, 25),
     ),

@@ -160,28 +160,41 @@ PUBLISHED = {
     f'ravlt_{size}': published(RAVLT, size, 1024, f'{HUB}/RAVLT/resolve/main/RAVLT_{letter}.pth')
     for size, letter in dict(tiny='T', small='S', base='B', large='L').items()
 }
-# Names of files have the letter of a size, and some three sizes.
-_letters = dict(tiny='t', small='s', base='b', large='l')
-_larger = dict(small='s', base='b', large='l')
-DENSE = dense_models(
-    {
-        config: {size: file.format(letter) for size, letter in letters.items()}
-        for config, file, letters in (
-            ('retinanet_ravlt-{}_fpn_1x_coco', 'retinanet_{}_1x_12_epoch', _letters),
-            ('mask-rcnn_ravlt-{}_fpn_1x_coco', 'maskrcnn_{}_1x_12_epoch', _letters),
-            ('mask-rcnn_ravlt-{}_fpn_ms-3x_coco', 'maskrcnn_{}_3x_36_epoch', _larger),
-            ('cascade-mask-rcnn_ravlt-{}_fpn_ms-3x_coco', 'Casmaskrcnn_{}_3x_36_epoch', _larger),
-            ('ravlt-{}_fpn_8xb2-80k_ade20k-512x512', 'fpn_{}_1x', _letters),
-            ('ravlt-{}_upernet_8xb2-160k_ade20k-512x512', 'uper_{}_2x', _larger),
-        )
-    },
-    'ravlt_{}',
-    NAMES.of_maps(
-        {'extra_norms.{i}.norm.': 'norm{i}.'},
-        (*NAMES.identifying[:2], 'extra_norms.3.norm.weight'),
-    ),
-    HUB + '/RAVLT/resolve/main/{}.pth',
+MAP_NAMES = NAMES.of_maps(
+    {'extra_norms.{i}.norm.': 'norm{i}.'},
+    identifying=(*NAMES.identifying[:2], 'extra_norms.3.norm.weight'),
 )
+FILES = {
+    'retinanet_ravlt-{}_fpn_1x_coco': dict(
+        tiny='retinanet_t_1x_12_epoch',
+        small='retinanet_s_1x_12_epoch',
+        base='retinanet_b_1x_12_epoch',
+        large='retinanet_l_1x_12_epoch',
+    ),
+    'mask-rcnn_ravlt-{}_fpn_1x_coco': dict(
+        tiny='maskrcnn_t_1x_12_epoch',
+        small='maskrcnn_s_1x_12_epoch',
+        base='maskrcnn_b_1x_12_epoch',
+        large='maskrcnn_l_1x_12_epoch',
+    ),
+    'mask-rcnn_ravlt-{}_fpn_ms-3x_coco': dict(
+        small='maskrcnn_s_3x_36_epoch',
+        base='maskrcnn_b_3x_36_epoch',
+        large='maskrcnn_l_3x_36_epoch',
+    ),
+    'cascade-mask-rcnn_ravlt-{}_fpn_ms-3x_coco': dict(
+        small='Casmaskrcnn_s_3x_36_epoch',
+        base='Casmaskrcnn_b_3x_36_epoch',
+        large='Casmaskrcnn_l_3x_36_epoch',
+    ),
+    'ravlt-{}_fpn_8xb2-80k_ade20k-512x512': dict(
+        tiny='fpn_t_1x', small='fpn_s_1x', base='fpn_b_1x', large='fpn_l_1x'
+    ),
+    'ravlt-{}_upernet_8xb2-160k_ade20k-512x512': dict(
+        small='uper_s_2x', base='uper_b_2x', large='uper_l_2x'
+    ),
+}
+DENSE = dense_models(FILES, 'ravlt_{}', MAP_NAMES, HUB + '/RAVLT/resolve/main/{}.pth')
 FAMILY = Family(
     {RAVLT: 'ravlt'},
     PUBLISHED,

@@ -39,10 +39,8 @@ def soft_pyramid(
         ValueError: For a ``stem_norm_cfg`` of patches that do not overlap.
     """
     if overlapping_patches:
-        stem, down = (
-            partial(ConvPatchEmbed, strides=strides, norm_cfg=stem_norm_cfg)
-            for strides in ((2, 1, 2), (2,))
-        )
+        stem = partial(ConvPatchEmbed, strides=(2, 1, 2), norm_cfg=stem_norm_cfg)
+        down = partial(ConvPatchEmbed, strides=(2,), norm_cfg=stem_norm_cfg)
     elif stem_norm_cfg is not None:
         raise ValueError(
             f'stem_norm_cfg={stem_norm_cfg!r} has no effect with overlapping_patches=False, where '
@@ -183,33 +181,42 @@ SOFT_NAMES = NameTable(
     averaged=True,
 )
 
-# The authors' README counts the parameters of small, and their code builds small-deep.
-SIZES = ('tiny', 'small', 'small-deep', 'medium', 'large', 'huge')
 NORM = dict(normalized=True, newton_start_per='batch')
-
+# It links some weights of SOFT, and none of SOFT++.
 PAGE = 'https://github.com/fudan-zvg/SOFT#main-results'
-# Sizes with a link on that page. Of SOFT++ it has none.
-LINKED, LINKED_NORM = ('tiny',), ('tiny', 'small-deep', 'medium', 'large')
+
+
+def _soft(size: str, page: str = '') -> PublishedModel:
+    return PublishedModel((SOFT_NAMES,), dict(type='SOFT', arch=size), page=page)
+
+
+def _soft_norm(size: str, page: str = '') -> PublishedModel:
+    backbone = dict(type='SOFT', arch=size, attn_cfg=NORM)
+    return PublishedModel((SOFT_NAMES,), backbone, page=page)
+
+
+def _softpp(size: str) -> PublishedModel:
+    return PublishedModel((SOFT_NAMES,), dict(type='SOFTPlusPlus', arch=size))
+
 
 PUBLISHED = {
-    **{
-        f'soft_{size}'.replace('-', '_'): PublishedModel(
-            (SOFT_NAMES,), dict(type='SOFT', arch=size), page=PAGE * (size in LINKED)
-        )
-        for size in SIZES
-    },
-    **{
-        f'soft_norm_{size}'.replace('-', '_'): PublishedModel(
-            (SOFT_NAMES,),
-            dict(type='SOFT', arch=size, attn_cfg=NORM),
-            page=PAGE * (size in LINKED_NORM),
-        )
-        for size in SIZES
-    },
-    **{
-        f'softpp_{size}': PublishedModel((SOFT_NAMES,), dict(type='SOFTPlusPlus', arch=size))
-        for size in ('tiny', 'small', 'medium', 'large')
-    },
+    # The authors' README counts the parameters of small, and their code builds small-deep.
+    'soft_tiny': _soft('tiny', page=PAGE),
+    'soft_small': _soft('small'),
+    'soft_small_deep': _soft('small-deep'),
+    'soft_medium': _soft('medium'),
+    'soft_large': _soft('large'),
+    'soft_huge': _soft('huge'),
+    'soft_norm_tiny': _soft_norm('tiny', page=PAGE),
+    'soft_norm_small': _soft_norm('small'),
+    'soft_norm_small_deep': _soft_norm('small-deep', page=PAGE),
+    'soft_norm_medium': _soft_norm('medium', page=PAGE),
+    'soft_norm_large': _soft_norm('large', page=PAGE),
+    'soft_norm_huge': _soft_norm('huge'),
+    'softpp_tiny': _softpp('tiny'),
+    'softpp_small': _softpp('small'),
+    'softpp_medium': _softpp('medium'),
+    'softpp_large': _softpp('large'),
 }
 FAMILY = Family(
     {SOFT: 'soft', SOFTPlusPlus: 'softpp'},

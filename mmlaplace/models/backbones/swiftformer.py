@@ -106,7 +106,8 @@ class SwiftFormerBlock(Block):
         self.attn = MODELS.build(attn_cfg)
         self.norm2 = build_token_norm(norm_cfg or BATCH_NORM, embed_dims)
         self.ffn = FFN(embed_dims, ffn_ratio, drop_rate, **(ffn_cfg or {}))
-        self.scale1, self.scale2 = (LayerScale(embed_dims, 1e-5) for _ in range(2))
+        self.scale1 = LayerScale(embed_dims, 1e-5)
+        self.scale2 = LayerScale(embed_dims, 1e-5)
         self.local = SwiftFormerLocalBlock(
             embed_dims, ffn_ratio=1, drop_rate=drop_rate, norm_cfg=norm_cfg, ffn_cfg=ffn_cfg
         )
@@ -216,23 +217,28 @@ def _ends(stem: str, second_head: str) -> Rows:
     }
 
 
-rows: Dict[str, Target] = dict(_ends('patch_embed.', 'dist_head.'))
-for stage in range(4):  # the authors count embeddings and stages together
-    if stage:
-        rows.update(within(f'stages.{stage}.patch_embed.', f'network.{2 * stage - 1}.', EMBED))
-    rows.update(
-        within(f'stages.{stage}.blocks.{{j}}.', f'network.{2 * stage}.{{j}}.', _blocks('', 'Proj'))
-    )
-AUTHORS = NameTable(
-    rows,
+AUTHORS_BLOCK = _blocks('', 'Proj')
+TIMM_BLOCK = _blocks('.gamma', 'proj')
+AUTHORS_NAMES = NameTable(
+    {
+        **_ends('patch_embed.', 'dist_head.'),
+        # The authors count stages, and the embeddings between them, together.
+        **within('stages.0.blocks.{j}.', 'network.0.{j}.', AUTHORS_BLOCK),
+        **within('stages.1.patch_embed.', 'network.1.', EMBED),
+        **within('stages.1.blocks.{j}.', 'network.2.{j}.', AUTHORS_BLOCK),
+        **within('stages.2.patch_embed.', 'network.3.', EMBED),
+        **within('stages.2.blocks.{j}.', 'network.4.{j}.', AUTHORS_BLOCK),
+        **within('stages.3.patch_embed.', 'network.5.', EMBED),
+        **within('stages.3.blocks.{j}.', 'network.6.{j}.', AUTHORS_BLOCK),
+    },
     identifying=('network.0.0.pwconv1.weight', 'network.1.proj.weight', 'patch_embed.0.weight'),
     means=('head.',),
 )
-TIMM = NameTable(
+TIMM_NAMES = NameTable(
     {
         **_ends('stem.', 'head_dist.'),
         **within('stages.{i}.patch_embed.', 'stages.{i}.downsample.', EMBED),
-        **within('stages.{i}.blocks.{j}.', 'stages.{i}.blocks.{j}.', _blocks('.gamma', 'proj')),
+        **within('stages.{i}.blocks.{j}.', 'stages.{i}.blocks.{j}.', TIMM_BLOCK),
     },
     identifying=(
         'stages.0.blocks.0.pwconv1.weight',
@@ -244,7 +250,7 @@ TIMM = NameTable(
 
 PUBLISHED = {
     f'swiftformer_{size}': PublishedModel(
-        (AUTHORS, TIMM),
+        (AUTHORS_NAMES, TIMM_NAMES),
         dict(type='SwiftFormer', arch=size),
         f'https://huggingface.co/timm/swiftformer_{size}.dist_in1k/resolve/main/model.safetensors',
     )

@@ -8,7 +8,7 @@ import torch.nn as nn
 from mmengine.registry import MODELS
 
 from ...checkpoints.conversion import NameTable, Rows, Target, within
-from ...checkpoints.dense import DenseModel, dense_models
+from ...checkpoints.dense import DenseModel
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import ATTENTION, BLOCK, MAP_NORMS, offset_map, unchanged, zeros
 from ..attentions.window import WindowAttention
@@ -211,6 +211,7 @@ SWIN_TIMM_NAMES = NameTable(
     swin_rows('{i}'), identifying=(TABLE, 'layers.3.downsample.reduction.weight')
 )
 
+V2_NETWORK = 'layers.0.blocks.0.attn.cpb_mlp.0.weight'
 V2_WINDOWS: Rows = {
     **ATTENTION,
     'cpb_mlp.': 'offset_bias.',
@@ -218,97 +219,117 @@ V2_WINDOWS: Rows = {
     # In one bias, with zeros for the keys.
     'q_bias': [('qkv.bias', unchanged), ('qkv.bias', zeros)],
     'v_bias': 'qkv.bias',
-    **dict.fromkeys(('relative_coords_table', 'relative_position_index')),
+    'relative_coords_table': None,
+    'relative_position_index': None,
 }
-V2_TABLES = tuple(
-    NameTable(
-        swin_rows(merging, V2_WINDOWS),
-        ('layers.0.blocks.0.attn.cpb_mlp.0.weight', f'layers.{last}.downsample.reduction.weight'),
-    )
-    for merging, last in (('{i+1}', 0), ('{i}', 3))
+V2_NAMES = NameTable(
+    swin_rows('{i+1}', V2_WINDOWS),
+    identifying=(V2_NETWORK, 'layers.0.downsample.reduction.weight'),
+)
+V2_TIMM_NAMES = NameTable(
+    swin_rows('{i}', V2_WINDOWS),
+    identifying=(V2_NETWORK, 'layers.3.downsample.reduction.weight'),
 )
 
 DOWNLOADS = 'https://github.com/SwinTransformer/storage/releases/download'
 
 
-def _published(size: str, release: str, data: str = '', **options: Any) -> PublishedModel:
-    """The classifier of a size, whose weights are in a release, trained on these data."""
-    file = f'swin_{size}_patch4_' + ('window12_384' if options else 'window7_224') + data
-    return PublishedModel(
-        (SWIN_NAMES, SWIN_TIMM_NAMES),
-        dict(type='Swin', arch=size, **options),
-        f'{DOWNLOADS}/{release}/{file}.pth',
-    )
+def _swin(size: str, file: str, **options: Any) -> PublishedModel:
+    """The classifier of a size, whose weights are in a file of a release."""
+    backbone = dict(type='Swin', arch=size, **options)
+    return PublishedModel((SWIN_NAMES, SWIN_TIMM_NAMES), backbone, f'{DOWNLOADS}/{file}.pth')
+
+
+def _swin_v2(
+    size: str, file: str, window_size: int, img_size: int, **options: Any
+) -> PublishedModel:
+    backbone = dict(type='SwinV2', arch=size, window_size=window_size, img_size=img_size, **options)
+    return PublishedModel((V2_NAMES, V2_TIMM_NAMES), backbone, f'{DOWNLOADS}/v2.0.0/{file}.pth')
 
 
 AT_384: Dict[str, Any] = dict(window_size=12, img_size=384)
-# Of large there are only weights that were first trained on ImageNet-22k.
+# First trained on ImageNet-22k, with these windows.
+V2_22K: Dict[str, Any] = dict(pretrained_windows=(12, 12, 12, 6))
 PUBLISHED = {
-    **{f'swin_{size}': _published(size, 'v1.0.0') for size in ('tiny', 'small', 'base')},
-    'swin_large': _published('large', 'v1.0.0', '_22kto1k'),
-    'swin_base_384': _published('base', 'v1.0.0', **AT_384),
-    'swin_large_384': _published('large', 'v1.0.0', '_22kto1k', **AT_384),
-    **{
-        f'swin_{size}_22kto1k': _published(size, 'v1.0.8', '_22kto1k_finetune')
-        for size in ('tiny', 'small')
-    },
-    'swin_base_22kto1k': _published('base', 'v1.0.0', '_22kto1k'),
-    'swin_base_384_22kto1k': _published('base', 'v1.0.0', '_22kto1k', **AT_384),
+    'swin_tiny': _swin('tiny', 'v1.0.0/swin_tiny_patch4_window7_224'),
+    'swin_small': _swin('small', 'v1.0.0/swin_small_patch4_window7_224'),
+    'swin_base': _swin('base', 'v1.0.0/swin_base_patch4_window7_224'),
+    # Of large there are only weights that were first trained on ImageNet-22k.
+    'swin_large': _swin('large', 'v1.0.0/swin_large_patch4_window7_224_22kto1k'),
+    'swin_base_384': _swin('base', 'v1.0.0/swin_base_patch4_window12_384', **AT_384),
+    'swin_large_384': _swin('large', 'v1.0.0/swin_large_patch4_window12_384_22kto1k', **AT_384),
+    'swin_tiny_22kto1k': _swin('tiny', 'v1.0.8/swin_tiny_patch4_window7_224_22kto1k_finetune'),
+    'swin_small_22kto1k': _swin('small', 'v1.0.8/swin_small_patch4_window7_224_22kto1k_finetune'),
+    'swin_base_22kto1k': _swin('base', 'v1.0.0/swin_base_patch4_window7_224_22kto1k'),
+    'swin_base_384_22kto1k': _swin(
+        'base', 'v1.0.0/swin_base_patch4_window12_384_22kto1k', **AT_384
+    ),
+    'swinv2_tiny_window8_256': _swin_v2('tiny', 'swinv2_tiny_patch4_window8_256', 8, 256),
+    'swinv2_small_window8_256': _swin_v2('small', 'swinv2_small_patch4_window8_256', 8, 256),
+    'swinv2_base_window8_256': _swin_v2('base', 'swinv2_base_patch4_window8_256', 8, 256),
+    'swinv2_tiny_window16_256': _swin_v2('tiny', 'swinv2_tiny_patch4_window16_256', 16, 256),
+    'swinv2_small_window16_256': _swin_v2('small', 'swinv2_small_patch4_window16_256', 16, 256),
+    'swinv2_base_window16_256': _swin_v2('base', 'swinv2_base_patch4_window16_256', 16, 256),
+    'swinv2_base_window12to16_192to256': _swin_v2(
+        'base', 'swinv2_base_patch4_window12to16_192to256_22kto1k_ft', 16, 256, **V2_22K
+    ),
+    'swinv2_large_window12to16_192to256': _swin_v2(
+        'large', 'swinv2_large_patch4_window12to16_192to256_22kto1k_ft', 16, 256, **V2_22K
+    ),
+    'swinv2_base_window12to24_192to384': _swin_v2(
+        'base', 'swinv2_base_patch4_window12to24_192to384_22kto1k_ft', 24, 384, **V2_22K
+    ),
+    'swinv2_large_window12to24_192to384': _swin_v2(
+        'large', 'swinv2_large_patch4_window12to24_192to384_22kto1k_ft', 24, 384, **V2_22K
+    ),
 }
 
-
-def _published_v2(size: str, window: int, side: int, finetuned: bool) -> PublishedModel:
-    """SwinV2 of a size, first trained on ImageNet-22k with windows of 12, if ``finetuned``."""
-    backbone: Dict[str, Any] = dict(type='SwinV2', arch=size, window_size=window, img_size=side)
-    file = f'swinv2_{size}_patch4_window{window}_{side}'
-    if finetuned:
-        backbone.update(pretrained_windows=(12, 12, 12, 6))
-        file = f'swinv2_{size}_patch4_window12to{window}_192to{side}_22kto1k_ft'
-    return PublishedModel(V2_TABLES, backbone, f'{DOWNLOADS}/v2.0.0/{file}.pth')
+MAP_NAMES = SWIN_NAMES.of_maps(MAP_NORMS)
 
 
-for _window in (8, 16):
-    for _size in ('tiny', 'small', 'base'):
-        PUBLISHED[f'swinv2_{_size}_window{_window}_256'] = _published_v2(_size, _window, 256, False)
-for _window, _side in ((16, 256), (24, 384)):
-    for _size in ('base', 'large'):
-        PUBLISHED[f'swinv2_{_size}_window12to{_window}_192to{_side}'] = _published_v2(
-            _size, _window, _side, True
-        )
+def _dense(size: str, file: str, **others: Any) -> DenseModel:
+    """A detector or segmentor, whose weights are in a file of a release."""
+    weights = f'{DOWNLOADS}/{file}.pth'
+    return DenseModel(f'swin_{size}', MAP_NAMES, weights, licence='Apache-2.0', **others)
 
-MAPS, LICENCE = SWIN_NAMES.of_maps(MAP_NORMS), 'Apache-2.0'
-MASK_RCNN, UPERNET = 'mask-rcnn_swin-{}_fpn_ms-{}_coco', '{}_upernet_8xb2-160k_ade20k-512x512'
-FILES = {
-    MASK_RCNN.format('{}', '1x'): dict(tiny='v1.0.3/mask_rcnn_swin_tiny_patch4_window7_1x'),
-    MASK_RCNN.format('{}', '3x'): {
-        size: f'v1.0.2/mask_rcnn_swin_{size}_patch4_window7' for size in ('tiny', 'small')
-    },
-    UPERNET.format('swin-{}'): {
-        size: f'v1.0.1/upernet_swin_{size}_patch4_window7_512x512'
-        for size in ('tiny', 'small', 'base')
-    },
-}
-# Pretrained by MoBY, without labels.
-MOBY = (
-    (
-        MASK_RCNN.format('tiny', '1x'),
-        'mask_rcnn_swin_tiny_patch4_window7_1x',
-        {'box AP': 43.6, 'mask AP': 39.6},
-    ),
-    (
-        MASK_RCNN.format('tiny', '3x'),
-        'mask_rcnn_swin_tiny_patch4_window7_3x',
-        {'box AP': 46.0, 'mask AP': 41.7},
-    ),
-    (UPERNET.format('swin-tiny'), 'upernet_swin_tiny_patch4_window7_512x512', {'mIoU': 44.06}),
-)
+
 DENSE = {
-    **dense_models(FILES, 'swin_{}', MAPS, DOWNLOADS + '/{}.pth', licence=LICENCE),
-    **{
-        f'{config}-moby': DenseModel(
-            'swin_tiny', MAPS, f'{DOWNLOADS}/v1.0.3/moby_{file}.pth', '', LICENCE, config, scores
-        )
-        for config, file, scores in MOBY
-    },
+    'mask-rcnn_swin-tiny_fpn_ms-1x_coco': _dense(
+        'tiny', 'v1.0.3/mask_rcnn_swin_tiny_patch4_window7_1x'
+    ),
+    'mask-rcnn_swin-tiny_fpn_ms-3x_coco': _dense(
+        'tiny', 'v1.0.2/mask_rcnn_swin_tiny_patch4_window7'
+    ),
+    'mask-rcnn_swin-small_fpn_ms-3x_coco': _dense(
+        'small', 'v1.0.2/mask_rcnn_swin_small_patch4_window7'
+    ),
+    'swin-tiny_upernet_8xb2-160k_ade20k-512x512': _dense(
+        'tiny', 'v1.0.1/upernet_swin_tiny_patch4_window7_512x512'
+    ),
+    'swin-small_upernet_8xb2-160k_ade20k-512x512': _dense(
+        'small', 'v1.0.1/upernet_swin_small_patch4_window7_512x512'
+    ),
+    'swin-base_upernet_8xb2-160k_ade20k-512x512': _dense(
+        'base', 'v1.0.1/upernet_swin_base_patch4_window7_512x512'
+    ),
+    # Pretrained by MoBY, without labels.
+    'mask-rcnn_swin-tiny_fpn_ms-1x_coco-moby': _dense(
+        'tiny',
+        'v1.0.3/moby_mask_rcnn_swin_tiny_patch4_window7_1x',
+        config='mask-rcnn_swin-tiny_fpn_ms-1x_coco',
+        scores={'box AP': 43.6, 'mask AP': 39.6},
+    ),
+    'mask-rcnn_swin-tiny_fpn_ms-3x_coco-moby': _dense(
+        'tiny',
+        'v1.0.3/moby_mask_rcnn_swin_tiny_patch4_window7_3x',
+        config='mask-rcnn_swin-tiny_fpn_ms-3x_coco',
+        scores={'box AP': 46.0, 'mask AP': 41.7},
+    ),
+    'swin-tiny_upernet_8xb2-160k_ade20k-512x512-moby': _dense(
+        'tiny',
+        'v1.0.3/moby_upernet_swin_tiny_patch4_window7_512x512',
+        config='swin-tiny_upernet_8xb2-160k_ade20k-512x512',
+        scores={'mIoU': 44.06},
+    ),
 }
 FAMILY = Family({Swin: 'swin', SwinV2: 'swinv2'}, PUBLISHED, dense=DENSE)

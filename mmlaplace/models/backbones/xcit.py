@@ -10,7 +10,7 @@ from mmengine.model import BaseModule, ModuleList, Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from mmlaplace.ops.precision import no_autocast, upcast
+from mmlaplace.ops.precision import no_autocast, wide_dtype
 
 from ...checkpoints.conversion import NameTable, Rows, within
 from ...checkpoints.dense import DenseModel
@@ -20,7 +20,8 @@ from ..layers import feature_map, map_to_tokens, tokens_to_map
 from ..layers.class_attention import ClassAttention
 from ..layers.feature_map import channels_last, shape_of_map
 from ..layers.local_patch import XCABlock
-from ..pyramid import Family, PyramidBackbone, Stage, arch, options
+from ..layers.tables import computed_once
+from ..pyramid import Family, PyramidBackbone, Stage, arch, arguments
 
 PATCH_SIZES = (16, 8)
 WAVES = 16  # of a side
@@ -90,18 +91,22 @@ class FourierPositions(BaseModule):
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)``."""
-        height, width = hw_shape
         with no_autocast(x.device):
-            (like,) = upcast(x[:0])
-            rows = _waves(height, like)[:, None].expand(height, width, 2 * WAVES)
-            columns = _waves(width, like)[None].expand(height, width, 2 * WAVES)
-            waves = torch.cat([rows, columns], dim=-1).permute(2, 0, 1)[None]  # (1, 64, H, W)
+            waves = computed_once(waves_of_map, *hw_shape, wide_dtype(x), like=x)
         waves = self.projection(waves.to(self.projection.weight.dtype))
         return self.drop(x + map_to_tokens(waves).to(x.dtype))
 
 
 def _positions(embed_dims: int, resolution: tuple, drop_rate: float) -> FourierPositions:
     return FourierPositions(embed_dims, drop_rate)
+
+
+def waves_of_map(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The waves of each row and of each column, ``(1, 64, H, W)``."""
+    like = torch.empty(0, dtype=dtype, device=device)
+    rows = _waves(height, like)[:, None].expand(height, width, 2 * WAVES)
+    columns = _waves(width, like)[None].expand(height, width, 2 * WAVES)
+    return torch.cat([rows, columns], dim=-1).permute(2, 0, 1)[None]
 
 
 def _waves(count: int, like: Tensor) -> Tensor:
@@ -214,8 +219,8 @@ class XCiTBackbone(PyramidBackbone):
         **kwargs: Any,
     ) -> None:
         super().__init__(arch, *args, **kwargs)
-        sizes = options.parse_arch(type(self), arch, 1)
-        dims, depth, heads, ffn_ratio = (sizes[key][0] for key in options.ARCH_KEYS)
+        sizes = arguments.parse_arch(type(self), arch, 1)
+        dims, depth, heads, ffn_ratio = (sizes[key][0] for key in arguments.ARCH_KEYS)
         if self.out_type == 'cls_token':
             keys = ('norm_cfg', 'act_cfg', 'drop_rate')
             given: Dict[str, Any] = {key: kwargs[key] for key in keys if key in kwargs}
@@ -257,7 +262,8 @@ class XCiTBackbone(PyramidBackbone):
         if self.pyramid is None:
             return super().forward(x)
         self.check_images(x)
-        memory_format, maps = feature_map.memory_format_of(x), []
+        memory_format = feature_map.memory_format_of(x)
+        maps = []
         (stage,) = self.stages
         x, hw_shape = stage['patch_embed'](x)
         x = stage['position'](x, hw_shape)
@@ -324,7 +330,8 @@ def _published(name: str, patch: int, kind: str) -> PublishedModel:
     backbone: Dict[str, Any] = dict(
         type='XCiTBackbone', arch=name[0] + name[-2:], patch_size=patch, out_type='cls_token'
     )
-    backbone.update(dict(img_size=384) if kind.startswith('384') else {})
+    if kind.startswith('384'):
+        backbone['img_size'] = 384
     file = f'xcit/xcit_{name}_p{patch}_{kind}'
     if kind == 'dino':
         file = f'dino/dino_xcit_{name}_p{patch}_pretrain/dino_xcit_{name}_p{patch}_pretrain'
@@ -341,17 +348,17 @@ PUBLISHED = {
     if kind != 'dino' or name in ('small_12', 'medium_24')
 }
 # The four maps are rescaled by other layers for patches of 8 pixels than for 16.
-MAPS = {
-    patch: NAMES.of_maps(rows, (NAMES.identifying[0], *tells))
-    for patch, rows, tells in (
-        (8, {'fpn1.0.': 'pyramid.0.'}, ()),
-        (16, {'fpn1.': 'pyramid.0.', 'fpn2.0.': 'pyramid.1.'}, ('fpn2.0.weight',)),
-    )
+MAP_NAMES = {
+    8: NAMES.of_maps({'fpn1.0.': 'pyramid.0.'}, identifying=NAMES.identifying[:1]),
+    16: NAMES.of_maps(
+        {'fpn1.': 'pyramid.0.', 'fpn2.0.': 'pyramid.1.'},
+        identifying=(NAMES.identifying[0], 'fpn2.0.weight'),
+    ),
 }
 DENSE = {
     config.format(f'xcit-{name[0]}{name[-2:]}-p{patch}'): DenseModel(
         f'xcit_{name}_p{patch}',
-        MAPS[patch],
+        MAP_NAMES[patch],
         f'https://dl.fbaipublicfiles.com/xcit/{file}_xcit_{name}_p{patch}.pth',
         licence='Apache-2.0',
     )
@@ -361,6 +368,6 @@ DENSE = {
         ('{}_upernet_8xb2-160k_ade20k-512x512', 'ade/upernet'),
     )
     for name in ('tiny_12', 'small_12', 'small_24', 'medium_24')
-    for patch in MAPS
+    for patch in (8, 16)
 }
 FAMILY = Family({XCiTBackbone: 'xcit'}, PUBLISHED, dense=DENSE)

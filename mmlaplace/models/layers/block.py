@@ -24,6 +24,8 @@ from .rep_norm import PRepBN
 
 DROP_PATH_PER = ('sample', 'element')
 FFN_LAYERS: Tuple[Any, ...] = (nn.Linear, nn.GELU, nn.Dropout, nn.Linear, nn.Dropout)
+# A user may set another forward for a whole class.
+TORCHS_FORWARDS = (nn.Linear.forward, nn.GELU.forward, nn.Dropout.forward)
 
 
 class DropPath(nn.Module):
@@ -104,6 +106,11 @@ def are_untouched(layers: Iterable[nn.Module]) -> bool:
     return True
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has a hook of any kind, of which torch has a dict each."""
+    return any(value for name, value in module.__dict__.items() if name.endswith('_hooks'))
+
+
 class FFN(BaseModule):
     """Linear, an optional depthwise convolution, an activation, linear.
 
@@ -175,8 +182,8 @@ class FFN(BaseModule):
             x = act(x) if self.act_twice else x
         return last(second(x))
 
-    def is_one_op(self, x: Tensor) -> bool:
-        """Whether the layers compute nothing else than the op does.
+    def is_one_op(self, x: Tensor, in_eval: bool = False) -> bool:
+        """Whether the layers compute nothing else than the op does, or would do so in eval mode.
 
         A user may have replaced, parametrised or hooked them. Other classes of tensors, such as
         those of quantised and of sharded weights, know few functions. Exported graphs have torch's
@@ -188,16 +195,17 @@ class FFN(BaseModule):
                 return False
         elif torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0:
             return False
-        layers: Any = self.layers._modules.values()
-        if not are_untouched(layers):
+        layers: Any = tuple(self.layers._modules.values())
+        if tuple(map(type, layers)) != FFN_LAYERS or not are_untouched(layers):
             return False
-        for layer, kind in zip(layers, FFN_LAYERS):
-            if (
-                type(layer) is not kind
-                or (kind is nn.Dropout and layer.training and layer.p > 0)
-                or (kind is nn.Linear and type(layer.weight) not in PLAIN)
-            ):
-                return False
+        if (nn.Linear.forward, nn.GELU.forward, nn.Dropout.forward) != TORCHS_FORWARDS:
+            return False
+        first, _, dropout, second, last = layers
+        if type(first.weight) not in PLAIN or type(second.weight) not in PLAIN:
+            return False
+        drops = (dropout.training and dropout.p > 0) or (last.training and last.p > 0)
+        if drops and not in_eval:
+            return False
         return type(x) in PLAIN and x.is_cpu and x.layout == torch.strided and not x.is_nested
 
 
@@ -266,6 +274,8 @@ class TransformerBlock(Block):
         torch.Size([1, 45, 64])
     """
 
+    gives_residual = False  # whether an attention with filters_from='residual' gets x too
+
     def __init__(
         self,
         embed_dims: int,
@@ -287,13 +297,14 @@ class TransformerBlock(Block):
         self.attn = MODELS.build(attn_cfg)
         self.norm2 = build_token_norm(norm_cfg, embed_dims)
         self.ffn = FFN(embed_dims, ffn_ratio, drop_rate, **(ffn_cfg or {}))
-        # None leaves a part out.
-        self.scale1, self.scale2 = (
-            None if layer_scale is None else LayerScale(embed_dims, layer_scale) for _ in range(2)
-        )
-        self.cpe1, self.cpe2 = (
-            DepthwiseConv(embed_dims, kernel) if kernel else None for kernel in cpe_kernels
-        )
+        self.scale1 = None
+        self.scale2 = None
+        if layer_scale is not None:
+            self.scale1 = LayerScale(embed_dims, layer_scale)
+            self.scale2 = LayerScale(embed_dims, layer_scale)
+        first_kernel, second_kernel = cpe_kernels
+        self.cpe1 = DepthwiseConv(embed_dims, first_kernel) if first_kernel else None
+        self.cpe2 = DepthwiseConv(embed_dims, second_kernel) if second_kernel else None
         self.norm_first = norm_first
 
     def branches(self) -> List[Tuple[Any, nn.Module, Callable, Any]]:
@@ -306,20 +317,15 @@ class TransformerBlock(Block):
             (self.cpe2, self.norm2, self.ffn, self.scale2),
         ]
 
-    def output_of(
-        self, branch: Callable, normed: Tensor, x: Tensor, hw_shape: Tuple[int, int]
-    ) -> Tensor:
-        """What a branch gives for normed tokens.
-
-        A block with a branch that also reads the tokens ``x`` before the norm overrides it.
-        """
-        return branch(normed, hw_shape)
-
     def _forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         for cpe, norm, branch, scale in self.branches():  # x: (B, N, C)
             if cpe is not None:
                 x = x + cpe(x, hw_shape)
-            out = self.output_of(branch, norm(x) if self.norm_first else x, x, hw_shape)
+            normed = norm(x) if self.norm_first else x
+            if self.gives_residual and getattr(branch, 'filters_from', None) == 'residual':
+                out = branch(normed, hw_shape, residual=x)
+            else:
+                out = branch(normed, hw_shape)
             x = x + self.drop_path(out if scale is None else scale(out))
             if not self.norm_first:
                 x = norm(x)

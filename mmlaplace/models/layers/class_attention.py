@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .block import FFN, LayerScale
 from .build import build_token_norm
-from .softmax_attention import softmax_attention
+from .pairs import softmax_attention
 
 LAYER_NORM = dict(type='LN', eps=1e-6)
 
@@ -68,11 +68,14 @@ class ClassAttentionLayer(BaseModule):
     def attend(self, cls_token: Tensor, tokens: Tensor) -> Tensor:
         """The class token's mean of the values, ``(B, 1, C)``."""
         key, value = self.kv(torch.cat([cls_token, tokens], dim=1)).chunk(2, dim=-1)
-        query, key, value = (
-            x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
-            for x in (self.q(cls_token), key, value)
-        )  # (B, heads, 1 or 1 + N, d)
+        query = self.split_heads(self.q(cls_token))  # (B, heads, 1, d)
+        key = self.split_heads(key)  # (B, heads, 1 + N, d)
+        value = self.split_heads(value)
         return self.proj(softmax_attention(query, key, value).transpose(1, 2).flatten(2))
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """``(B, N, C) -> (B, heads, N, d)``."""
+        return x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
 
     def forward(self, cls_token: Tensor, tokens: Tensor) -> Tuple[Tensor, Tensor]:
         """``(B, 1, C), (B, N, C)`` to the same."""

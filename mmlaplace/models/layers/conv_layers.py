@@ -88,7 +88,8 @@ def convolutions(
     convs = Sequential()
     for i, (channels, kernel, step, groups) in enumerate(layers):
         last = i + 1 == len(layers)
-        norm, act = norm_cfg if last or not one_norm else None, None if last else act_cfg
+        norm = norm_cfg if last or not one_norm else None
+        act = None if last else act_cfg
         convs.append(ConvLayer(inputs, channels, kernel, step, groups, norm, act, dilation))
         inputs = channels
     return convs

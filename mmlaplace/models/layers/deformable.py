@@ -8,6 +8,7 @@ from torch import Tensor
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from .feature_map import DepthwiseConv, tokens_to_map
+from .tables import computed_once
 
 
 class DeformableConv(DepthwiseConv):
@@ -49,7 +50,8 @@ class DeformableConv(DepthwiseConv):
         weight, bias = self.filters()
         with no_autocast(x.device):
             maps, shifts, weight = upcast(maps, shifts, weight)
-            rows, columns = (shifts + self.taps(hw_shape, x.device)).unbind(2)  # (B, k^2, N)
+            taps = computed_once(taps_of_tokens, *hw_shape, weight.shape[-1], like=x)
+            rows, columns = (shifts + taps).unbind(2)  # (B, k^2, N)
             # The middles of the outer tokens lie half a token inside of -1 and 1.
             height, width = hw_shape
             grid = torch.stack([(2 * columns + 1) / width, (2 * rows + 1) / height], dim=-1) - 1
@@ -63,10 +65,11 @@ class DeformableConv(DepthwiseConv):
                 out = out + upcast(bias)[0]
         return out.to(x.dtype)
 
-    def taps(self, hw_shape: Tuple[int, int], device: torch.device) -> Tensor:
-        """Rows and columns that each token samples without shifts, ``(k^2, 2, N)``."""
-        size = self.conv.kernel_size[0]
-        near = torch.arange(size, device=device) - size // 2
-        rows, columns = (near[:, None] + torch.arange(side, device=device) for side in hw_shape)
-        both = torch.broadcast_tensors(rows[:, None, :, None], columns[None, :, None])
-        return torch.stack(both, dim=2).flatten(3).flatten(0, 1)
+
+def taps_of_tokens(height: int, width: int, size: int, device: torch.device) -> Tensor:
+    """Rows and columns that each token samples without shifts, ``(k^2, 2, N)``."""
+    near = torch.arange(size, device=device) - size // 2
+    rows = near[:, None] + torch.arange(height, device=device)
+    columns = near[:, None] + torch.arange(width, device=device)
+    both = torch.broadcast_tensors(rows[:, None, :, None], columns[None, :, None])
+    return torch.stack(both, dim=2).flatten(3).flatten(0, 1)

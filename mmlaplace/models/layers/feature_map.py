@@ -1,6 +1,6 @@
 """Tokens as maps, and depthwise convolutions of these."""
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmlaplace.ops._checks import is_transforming
 from mmlaplace.ops.backend import exporting
+from mmlaplace.ops.precision import upcast
 
 from .shared_conv import SharedConv2d
 
@@ -87,9 +88,39 @@ def memory_format_of(x: Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
+def resize_map(
+    x: Tensor, hw_shape: Sequence[int], mode: str = 'bilinear', antialias: bool = False
+) -> Tensor:
+    """Interpolate a map ``(B, C, H, W)`` to another size.
+
+    It is computed in at least fp32. A map that has that size is returned unchanged, and so is a
+    tensor that is not 4-D.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers import resize_map
+        >>> resize_map(torch.randn(1, 64, 14, 14), (10, 17)).shape
+        torch.Size([1, 64, 10, 17])
+    """
+    if x.dim() != 4:
+        return x
+    differs = False
+    for own, wanted in zip(x.shape[2:], hw_shape):
+        # To compare a dynamic size with one would fix it in the graph.
+        known = isinstance(own, int) and isinstance(wanted, int)
+        differs = differs or not known or own != wanted
+    if not differs:
+        return x
+    resized = F.interpolate(
+        upcast(x)[0], tuple(hw_shape), mode=mode, align_corners=False, antialias=antialias
+    )
+    return resized.to(x.dtype)
+
+
 def taps(x: Tensor, size: int) -> List[Tensor]:
     """What each tap of a ``size`` x ``size`` kernel sees of zero-padded maps ``(B, C, H, W)``."""
-    (height, width), padded = x.shape[2:], F.pad(x, [size // 2] * 4)
+    height, width = x.shape[2:]
+    padded = F.pad(x, [size // 2] * 4)
     return [
         padded[:, :, row : row + height, column : column + width]
         for row in range(size)
@@ -172,7 +203,8 @@ class DepthwiseConv(BaseModule):
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)``."""
-        return map_to_tokens(self.conv(tokens_to_map(x, hw_shape)))  # of maps (B, C, H, W)
+        maps = x.view(x.shape[0], *hw_shape, x.shape[2]).permute(0, 3, 1, 2)  # (B, C, H, W)
+        return self.conv(maps).permute(0, 2, 3, 1).flatten(1, 2)
 
     def filters(self) -> Tuple[Tensor, Optional[Tensor]]:
         """The filter of each channel, ``(C, 1, k, k)``, and their biases ``(C,)``, if any."""

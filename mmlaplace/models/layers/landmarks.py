@@ -14,6 +14,7 @@ from .checks import check_counts
 from .feature_map import map_to_tokens, tokens_to_map
 from .position import RotaryEmbedding2D
 from .shared_conv import SharedConv2d
+from .tables import computed_once
 
 METHODS = ('pool', 'conv', 'random', 'first')
 GOLDEN = (1 + math.sqrt(5)) / 2
@@ -26,6 +27,12 @@ def spread_numbers(count: int) -> Tensor:
     random numbers. Graphs keep them. They would refuse a ``torch.Generator``, or draw anew.
     """
     return torch.arange(count, dtype=torch.float64, device='cpu') * GOLDEN % 1
+
+
+def spread_places(wanted: int, tokens: int, device: torch.device) -> Tensor:
+    """One place of each of ``wanted`` runs of tokens, always the same, ``(wanted,)``."""
+    ends = torch.arange(wanted + 1, device='cpu') * tokens // wanted
+    return (ends[:-1] + (spread_numbers(wanted) * ends.diff()).long()).to(device)
 
 
 class Landmarks(nn.Module):
@@ -196,10 +203,7 @@ class Landmarks(nn.Module):
             return x
         if self.method == 'first':
             return x[:, :, :wanted]
+        if not self.training:
+            return x[:, :, computed_once(spread_places, wanted, tokens, like=x)]
         # On the CPU, whatever the default device is: all devices then draw the same.
-        if self.training:
-            drawn = torch.randperm(tokens, device='cpu')[:wanted]
-        else:  # one of each of ``wanted`` runs of tokens
-            ends = torch.arange(wanted + 1, device='cpu') * tokens // wanted
-            drawn = ends[:-1] + (spread_numbers(wanted) * ends.diff()).long()
-        return x[:, :, drawn.to(x.device)]
+        return x[:, :, torch.randperm(tokens, device='cpu')[:wanted].to(x.device)]

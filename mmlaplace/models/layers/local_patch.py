@@ -1,6 +1,6 @@
 """XCiT's block: local patch interaction between the attention and the FFN."""
 
-from typing import Any, Tuple
+from typing import Any, Dict, Tuple
 
 import torch.nn as nn
 from mmengine.model import BaseModule, ModuleDict
@@ -29,9 +29,9 @@ class LocalPatchInteraction(BaseModule):
 
     def __init__(self, embed_dims: int) -> None:
         super().__init__()
-        first, last = (
-            nn.Conv2d(embed_dims, embed_dims, 3, padding=1, groups=embed_dims) for _ in range(2)
-        )
+        depthwise: Dict[str, Any] = dict(kernel_size=3, padding=1, groups=embed_dims)
+        first = nn.Conv2d(embed_dims, embed_dims, **depthwise)
+        last = nn.Conv2d(embed_dims, embed_dims, **depthwise)
         # By name, and the BatchNorm first: fuse_conv_bn would merge it into a convolution that is
         # registered before it, across the GELU.
         norm = nn.BatchNorm2d(embed_dims)

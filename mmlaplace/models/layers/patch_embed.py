@@ -6,7 +6,7 @@ from mmengine.model import BaseModule, Sequential
 from torch import Tensor
 
 from .build import build_activation, build_map_norm, build_token_norm
-from .feature_map import channels_last, map_to_tokens, shape_of_map
+from .feature_map import channels_last, map_to_tokens
 
 
 def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
@@ -56,7 +56,7 @@ class OverlapPatchEmbed(BaseModule):
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """``(B, C_in, H, W) -> tokens (B, N, C), (H', W')`` with ``N = H' * W'``."""
         x = self.projection(channels_last(x))  # (B, C, H', W')
-        return self.norm(map_to_tokens(x)), shape_of_map(x)
+        return self.norm(map_to_tokens(x)), (x.shape[2], x.shape[3])
 
 
 class PatchEmbed(BaseModule):
@@ -103,7 +103,7 @@ class PatchEmbed(BaseModule):
         if self.ceil_mode:
             x = pad_to_multiple(x, self.patch_size)
         x = self.projection(x)  # (B, C, H', W')
-        return self.norm(map_to_tokens(x)), shape_of_map(x)
+        return self.norm(map_to_tokens(x)), (x.shape[2], x.shape[3])
 
 
 class PatchMerging(BaseModule):
@@ -199,7 +199,7 @@ class ConvPatchEmbed(BaseModule):
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """``(B, C_in, H, W) -> tokens (B, N, C), (H', W')`` with ``N = H' * W'``."""
         x = self.layers(channels_last(x))  # (B, C, H', W')
-        return map_to_tokens(x), shape_of_map(x)
+        return map_to_tokens(x), (x.shape[2], x.shape[3])
 
 
 class PooledPatchEmbed(BaseModule):

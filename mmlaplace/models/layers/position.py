@@ -1,38 +1,46 @@
-import functools
 from typing import Callable, Optional, Sequence, Set, Tuple
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor
 
-from mmlaplace.ops._checks import is_compiling, is_transforming
-from mmlaplace.ops.precision import no_autocast, upcast, wide_dtype
-from mmlaplace.ops.rotary import ROPE_FORMS, rotary_table, turn
+from mmlaplace.ops.precision import HALVES
+from mmlaplace.ops.rotary import ROPE_FORMS, of_channels, rotary_table, turn_channels
 
 from .build import build_token_norm
-from .feature_map import map_to_tokens
+from .feature_map import map_to_tokens, resize_map
+from .tables import computed_once
 
 
-@functools.lru_cache(maxsize=16)
-def _kept_table(
-    hw_shape: Tuple[int, int],
+def table_of_map(
+    height: int,
+    width: int,
     pairs: int,
     theta: float,
     form: str,
     dtype: torch.dtype,
     device: torch.device,
-    stream: Optional[torch.cuda.Stream],
 ) -> Tensor:
-    """The table of a map size, computed once for all blocks. The latest sizes are cached.
+    """The :func:`rotary_table` of a dtype, on a device."""
+    return rotary_table(
+        height, width, pairs, theta, form, torch.empty(0, dtype=dtype, device=device)
+    )
 
-    Another stream of a GPU gets a table of its own. It would read a shared one before it is
-    computed, or after it left the cache and its memory was given away.
-    """
-    with torch.inference_mode(False), torch.no_grad():  # it may serve in training later
-        like = torch.empty(0, dtype=dtype, device=device)
-        return rotary_table(*hw_shape, pairs, theta, form, like)
+
+def factors_of_map(
+    height: int,
+    width: int,
+    pairs: int,
+    theta: float,
+    form: str,
+    dtype: torch.dtype,
+    pairing: str,
+    device: torch.device,
+) -> Tuple[Tensor, Tensor]:
+    """The factors of each channel. ``pairing`` is the form that tells which channels are a pair."""
+    table = table_of_map(height, width, pairs, theta, form, dtype, device)
+    return of_channels(table, pairing)
 
 
 class RotaryEmbedding2D(nn.Module):
@@ -67,7 +75,7 @@ class RotaryEmbedding2D(nn.Module):
         if form not in ROPE_FORMS:
             raise ValueError(f'form must be one of {ROPE_FORMS}, got {form!r}')
         self.pairs = head_dims // 4
-        self.form = form
+        self.form = self.pairing = form
         self.theta = theta or (100.0 if form == 'half' else 10000.0)
 
     def table(self, x: Tensor, hw_shape: Tuple[int, int]) -> Optional[Tensor]:
@@ -77,23 +85,18 @@ class RotaryEmbedding2D(nn.Module):
         """
         if self.pairs == 0:
             return None
-        # A graph must not keep a tensor of another one, nor one that is replaced in the cache.
-        in_graph = is_compiling() or torch.jit.is_tracing() or is_transforming()
-        no_values = in_graph or x.is_meta or type(x) is not Tensor
-        if no_values or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
-            like = x.new_empty(0, dtype=wide_dtype(x))
-            return rotary_table(*hw_shape, self.pairs, self.theta, self.form, like)
-        stream = torch.cuda.current_stream(x.device) if x.is_cuda else None
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        return _kept_table(
-            tuple(hw_shape), self.pairs, self.theta, self.form, dtype, x.device, stream
-        )
+        sizes = (*hw_shape, self.pairs, self.theta, self.form, dtype)
+        return computed_once(table_of_map, *sizes, like=x)
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """Turn ``(B, heads, N, d)``, ``N = H * W``; same shape and dtype."""
-        with no_autocast(x.device):
-            table = self.table(x, hw_shape)
-            return x if table is None else turn(upcast(x)[0], table, self.form).to(x.dtype)
+        if self.pairs == 0:
+            return x
+        wide = x.float() if x.dtype in HALVES else x
+        sizes = (*hw_shape, self.pairs, self.theta, self.form, wide.dtype, self.pairing)
+        own, other = computed_once(factors_of_map, *sizes, like=x)
+        return turn_channels(wide, own, other, self.pairing).to(x.dtype)
 
 
 class RotaryOfAllHeads(RotaryEmbedding2D):
@@ -116,40 +119,13 @@ class RotaryOfAllHeads(RotaryEmbedding2D):
     def __init__(self, embed_dims: int) -> None:
         # Frequencies of the one form, pairs of the other.
         super().__init__(embed_dims, theta=10000.0, form='half')
+        self.pairing = 'pairs'
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """Turn ``(B, heads, N, d)``, ``N = H * W``; same shape and dtype."""
-        with no_autocast(x.device):
-            together = upcast(x.transpose(1, 2).flatten(2).unsqueeze(1))[0]  # (B, 1, N, C)
-            table = self.table(together, hw_shape)
-            if table is None:  # no pairs
-                return x
-            turned = turn(together, table, 'pairs').to(x.dtype)
-            return turned.view(x.shape[0], x.shape[2], *x.shape[1::2]).transpose(1, 2)
-
-
-def resize_map(
-    x: Tensor, hw_shape: Sequence[int], mode: str = 'bilinear', antialias: bool = False
-) -> Tensor:
-    """Interpolate a map ``(B, C, H, W)`` to another size.
-
-    It is computed in at least fp32. A map that has that size is returned unchanged, and so is a
-    tensor that is not 4-D.
-
-    Examples:
-        >>> import torch
-        >>> from mmlaplace.models.layers import resize_map
-        >>> resize_map(torch.randn(1, 64, 14, 14), (10, 17)).shape
-        torch.Size([1, 64, 10, 17])
-    """
-    # To compare a dynamic size with one would fix it in the graph.
-    known = all(isinstance(side, int) for side in (*x.shape[2:], *hw_shape))
-    if x.dim() != 4 or (known and tuple(x.shape[2:]) == tuple(hw_shape)):
-        return x
-    resized = F.interpolate(
-        upcast(x)[0], tuple(hw_shape), mode=mode, align_corners=False, antialias=antialias
-    )
-    return resized.to(x.dtype)
+        together = x.transpose(1, 2).flatten(2).unsqueeze(1)  # (B, 1, N, C)
+        turned = super().forward(together, hw_shape)
+        return turned.view(x.shape[0], x.shape[2], *x.shape[1::2]).transpose(1, 2)
 
 
 class PositionEmbedding(BaseModule):

@@ -78,10 +78,11 @@ class SignedPowers(torch.autograd.Function):
         if native.fits(x) and not torch.is_grad_enabled():  # second derivatives need a graph
             return native.signed_powers_backward(grad, x, power, shift)
         positive, negative = (grad * output).chunk(2, dim=-1)
-        of_exponent, size = positive + negative, magnitude(x)
-        of_x = of_exponent * power / torch.copysign(size, x)
-        of_power = (of_exponent * size.log()).sum_to_size(power.shape)
-        return of_x, of_power, of_exponent.sum_to_size(shift.shape)
+        grad_exponent = positive + negative
+        size = magnitude(x)
+        grad_x = grad_exponent * power / torch.copysign(size, x)
+        grad_power = (grad_exponent * size.log()).sum_to_size(power.shape)
+        return grad_x, grad_power, grad_exponent.sum_to_size(shift.shape)
 
 
 def magnitude(x: Tensor) -> Tensor:

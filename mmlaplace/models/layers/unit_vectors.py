@@ -8,8 +8,8 @@ def unit_vectors(x: Tensor, dim: int = -1, eps: float = 1e-6) -> Tensor:
     ``F.normalize`` is divided by its epsilon: one padded token would outweigh all other tokens, and
     overflow fp16.
     """
-    length = lengths(x, dim, eps)
-    return x / length.masked_fill(length == 0, float('inf'))
+    square = x.square().sum(dim, keepdim=True)
+    return x / square.masked_fill(square <= eps**2, float('inf')).sqrt()
 
 
 def lengths(x: Tensor, dim: int = -1, eps: float = 1e-6) -> Tensor:

@@ -1,17 +1,19 @@
+import inspect
 import math
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+import re
+from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Set, Tuple, Union
 
-from mmengine.model import BaseModule, ModuleList
+from mmengine.model import ModuleList
 from torch import Tensor
 from torch.fx import Proxy
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...checkpoints.strict_loading import StrictLoading
+from ..known_options import KnownOptions
 from ..layers import feature_map, tokens_to_map
 from ..layers.build import build_token_norm
-from . import options
-from .freezing import Freezing
-from .host_options import HostOptions
-from .names import PyramidNames
+from . import arguments
+from .options import with_attention
 from .stage import Stage
 from .tracing import record_layers
 
@@ -21,11 +23,12 @@ INIT_CFG = [
 ]
 
 
-class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseModule):
+class PyramidBackbone(KnownOptions, StrictLoading):
     """Stages of transformer blocks, each on a smaller map than the one before.
 
     A subclass names its ``host``, a function that returns a list of :class:`Stage`, its sizes in
-    ``arch_zoo``, and in ``default_attn_cfg`` its changes to the host's attentions.
+    ``arch_zoo``, and in ``default_attn_cfg`` its changes to the host's attentions. The arguments of
+    the host are options of the subclass.
 
     Args:
         arch: A name in ``arch_zoo``, or a dict with ``embed_dims``, ``depths``, ``num_heads`` and
@@ -62,7 +65,8 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
         **host_options: Arguments of the host's function.
 
     Raises:
-        TypeError: For an unknown option. The message names the known options.
+        TypeError: For an unknown option. The message names the known options. On the definition of
+            a class, for an argument of its host that the backbone itself takes.
         ValueError: For an unknown or incomplete arch, a value with another number of entries than
             stages, or ``out_indices``, ``out_type``, ``frozen_stages``, ``drop_path_rate``,
             ``img_size``, ``in_channels`` or ``out_norms`` out of range.
@@ -93,35 +97,50 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
         **host_options: Any,
     ) -> None:
         super().__init__(INIT_CFG if init_cfg is None else init_cfg)
-        layout = options.with_attention(self.host(**host_options), self.default_attn_cfg)
-        layout = options.with_attention(layout, attn_cfg)
-        sizes = options.parse_arch(type(self), arch, len(layout))
-        self.embed_dims, self.depths = sizes['embed_dims'], sizes['depths']
+        layout = with_attention(self.host(**host_options), self.default_attn_cfg)
+        layout = with_attention(layout, attn_cfg)
+        sizes = arguments.parse_arch(type(self), arch, len(layout))
+        self.embed_dims = sizes['embed_dims']
+        self.depths = sizes['depths']
         self.num_stages = len(layout)
         self.stage_strides = tuple(stage.stride for stage in layout)
-        self.out_indices = options.parse_out_indices(out_indices, self.num_stages)
+        self.out_indices = arguments.parse_out_indices(out_indices, self.num_stages)
         self.cls_tokens = tuple(stage.num_prefix_tokens for stage in layout)  # before the map's
         self.class_tokens = max(1, layout[-1].num_cls_tokens)  # which a classifier takes
-        options.check_ranges(self, frozen_stages, drop_path_rate, out_type)
-        options.check_kinds(img_size, in_channels, out_norms)
-        self.out_type, self.frozen_stages, self.norm_eval = out_type, frozen_stages, norm_eval
+        arguments.check_ranges(self, frozen_stages, drop_path_rate, out_type)
+        arguments.check_kinds(img_size, in_channels, out_norms)
+        self.out_type = out_type
+        self.frozen_stages = frozen_stages
+        self.norm_eval = norm_eval
         self.img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
         self.least_side = layout[0].stride  # of an image, in pixels
-        common = (drop_rate, with_cp, norm_cfg, act_cfg)
-        rates, resolution = options.drop_path_rates(drop_path_rate, self.depths), self.img_size
+        rates = arguments.drop_path_rates(drop_path_rate, self.depths)
+        resolution = self.img_size
         self.stages = ModuleList()
         for i, stage in enumerate(layout[: max(self.out_indices) + 1]):
             resolution = tuple(-(-side // stage.stride) for side in resolution)
-            own = [sizes[key][i] for key in ('embed_dims', 'num_heads', 'ffn_ratios')]
-            self.stages.append(stage.build(in_channels, *own, resolution, rates[i], *common))
-            if not getattr(self.stages[i]['patch_embed'], 'ceil_mode', True):
+            modules = stage.build(
+                in_channels,
+                embed_dims=self.embed_dims[i],
+                num_heads=sizes['num_heads'][i],
+                ffn_ratio=sizes['ffn_ratios'][i],
+                resolution=resolution,
+                drop_path_rates=rates[i],
+                drop_rate=drop_rate,
+                with_cp=with_cp,
+                norm_cfg=norm_cfg,
+                act_cfg=act_cfg,
+            )
+            self.stages.append(modules)
+            if not getattr(modules['patch_embed'], 'ceil_mode', True):
                 self.least_side = math.prod(self.stage_strides[: i + 1])  # or a map would be empty
             in_channels = self.embed_dims[i]
-        out_norm = out_norms if isinstance(out_norms, dict) else norm_cfg
-        for i in self.out_indices if out_norms is not False else ():
-            if layout[i].out_norm is not None or out_norms:
-                config = out_norm or layout[i].out_norm or layout[i].norm
-                self.add_module(f'norm{i}', build_token_norm(config, self.embed_dims[i]))
+        if out_norms is not False:
+            out_norm = out_norms if isinstance(out_norms, dict) else norm_cfg
+            for i in self.out_indices:
+                if layout[i].out_norm is not None or out_norms:
+                    config = out_norm or layout[i].out_norm or layout[i].norm
+                    self.add_module(f'norm{i}', build_token_norm(config, self.embed_dims[i]))
         self._freeze_stages()
 
     @property
@@ -129,6 +148,27 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
         """The channels of what the forward returns, one number for each of ``out_indices``."""
         copies = self.class_tokens if self.out_type == 'cls_token' else 1
         return tuple(copies * self.embed_dims[i] for i in self.out_indices)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        host = vars(cls).get('host')
+        if host is None:
+            return
+        if not isinstance(host, staticmethod):  # it is a function, and no method
+            cls.host = staticmethod(host)
+        arguments_of_host = set(inspect.signature(cls.host).parameters)
+        shared = arguments_of_host.intersection(super().known_options())
+        if shared:
+            raise TypeError(
+                f'the host of {cls.__name__} has arguments that the backbone itself takes, '
+                f'{sorted(shared)}; rename them in the host'
+            )
+
+    @classmethod
+    def known_options(cls) -> List[str]:
+        """Names of the keyword arguments of the backbone, and of its host."""
+        host_options = inspect.signature(cls.host).parameters if hasattr(cls, 'host') else ()
+        return list(dict.fromkeys([*super().known_options(), *host_options]))
 
     def check_images(self, x: Tensor) -> None:
         """Raise a ValueError unless ``x`` is ``(B, C, H, W)`` with sides of ``least_side`` pixels.
@@ -154,7 +194,8 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
             ValueError: If ``x`` does not have four axes, or has a side under ``least_side``.
         """
         self.check_images(x)
-        memory_format, outs = feature_map.memory_format_of(x), []
+        memory_format = feature_map.memory_format_of(x)
+        outs = []
         for i, stage in enumerate(self.stages):
             x, hw_shape = stage['patch_embed'](x)  # (B, N, C), (H, W)
             if 'position' in stage:
@@ -174,3 +215,115 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
             if i + 1 < len(self.stages):
                 x = tokens_to_map(x, hw_shape)  # (B, C, H, W)
         return tuple(outs)
+
+    def _freeze_stages(self) -> None:
+        frozen = []
+        if self.frozen_stages >= 0:
+            stem = self.stages[0]
+            frozen += [stem[name] for name in ('patch_embed', 'position') if name in stem]
+        for i, stage in enumerate(self.stages[: max(self.frozen_stages, 0)]):
+            frozen.append(stage)
+            if hasattr(self, f'norm{i}'):
+                frozen.append(getattr(self, f'norm{i}'))
+        for module in frozen:
+            module.eval()
+            module.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> 'PyramidBackbone':
+        """Set the mode, but keep frozen stages, and BatchNorms under ``norm_eval``, in eval."""
+        super().train(mode)
+        self._freeze_stages()
+        if mode and self.norm_eval:
+            for module in self.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
+
+    @property
+    def num_extra_tokens(self) -> int:
+        """How many tokens precede those of the last map, as mmpretrain's ``vis_cam.py`` asks."""
+        return self.cls_tokens[max(self.out_indices)]
+
+    def no_weight_decay(self) -> Set[str]:
+        """Names of the parameters without weight decay, besides norms and biases.
+
+        The modules inside return these names by their own ``no_weight_decay()``.
+        :class:`mmlaplace.engine.NoDecayOptimWrapperConstructor` calls this method, and so does
+        timm.
+        """
+        names = set()
+        for path, module in self.named_modules():
+            if path and hasattr(module, 'no_weight_decay'):
+                names |= {f'{path}.{name}' for name in module.no_weight_decay()}
+        return names & {name for name, _ in self.named_parameters()}
+
+    def get_layer_depth(self, param_name: str, prefix: str = '') -> Tuple[int, int]:
+        """The depth of a parameter, for layer-wise learning rates, and the number of depths.
+
+        The stem has depth 0. Block j, counted through all stages, has depth j + 1. Later patch
+        embeddings and positions have the depth of the block after them. The norm of a stage has the
+        depth of its last block. Parameters after the last block, or outside ``prefix``, have the
+        last depth.
+
+        Args:
+            param_name: As in the model's ``named_parameters()``.
+            prefix: Prefix of the names of this backbone in the model, such as ``'backbone.'``.
+                Default: ''.
+        """
+        num_layers = sum(self.depths) + 2
+        inside = param_name.startswith(prefix)
+        kind, *path = (param_name[len(prefix) :] if inside else '').split('.')
+        if kind == 'stages':
+            stage = int(path[0])
+            block = 0  # of patch embeddings and positions, which come before it
+            if path[1] == 'blocks':
+                block = int(path[2])
+            elif path[1] == 'norm':
+                block = self.depths[stage] - 1
+            elif stage == 0:
+                return 0, num_layers
+            return sum(self.depths[:stage]) + block + 1, num_layers
+        norms = {f'norm{i}': sum(self.depths[: i + 1]) for i in range(self.num_stages - 1)}
+        return norms.get(kind, num_layers - 1), num_layers
+
+    def other_outputs(self, names: Collection[str]) -> Set[str]:
+        """Names that a checkpoint has or lacks because its model had other ``out_indices``.
+
+        The class token of a classifier is among them, if this backbone has none and returns several
+        maps, as PVT's detectors do. So are norms of maps of another kind than the checkpoint's, as
+        in SLAB's detectors.
+
+        Args:
+            names: The names in the checkpoint, without the prefix of this backbone.
+
+        Raises:
+            ValueError: If the names belong to another arch, whose stages have other numbers of
+                blocks.
+        """
+        block = re.compile(r'stages\.(\d+)\.blocks\.(\d+)\.')
+        depths: Dict[int, Set[str]] = {}
+        for name in names:
+            if match := block.match(name):
+                depths.setdefault(int(match[1]), set()).add(match[2])
+        for i, depth in enumerate(self.depths[: len(self.stages)]):
+            if len(depths.get(i, ())) not in (0, depth):
+                raise ValueError(
+                    f'this checkpoint is for another arch: its stage {i} has {len(depths[i])} '
+                    f'blocks, and that of this {type(self).__name__} has {depth}; build the model '
+                    'with the arch of the checkpoint'
+                )
+        behind = tuple(f'stages.{i}.' for i in depths if i >= len(self.stages))
+        other = {name for name in names if name.startswith(behind)}
+        if len(self.out_indices) > 1 and not any(self.cls_tokens):
+            other |= {name for name in names if re.search(r'\.position\.cls_\w+$', name)}
+        # A checkpoint with norms has that of its last stage. In one without, no norm is missing
+        # because of other outputs.
+        last_norm = f'norm{max(depths, default=0)}.'
+        has_norms = any(name.startswith(last_norm) for name in names)
+        for i in range(self.num_stages):
+            saved = {name for name in names if name.startswith(f'norm{i}.')}
+            norm = getattr(self, f'norm{i}', None)
+            own = set() if norm is None else {f'norm{i}.{name}' for name in norm.state_dict()}
+            if not own or (has_norms and not own & saved):
+                other |= saved | own
+        return other

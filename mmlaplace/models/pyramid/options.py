@@ -1,138 +1,19 @@
-"""Reads the options of a config: sizes, outputs and the attention of each stage."""
+"""How the ``attn_cfg`` of a backbone reaches the attentions of its stages and blocks."""
 
 import inspect
 import types
 from dataclasses import replace
-from typing import Any, Dict, List, Sequence, Tuple, Union, get_args, get_origin
+from typing import Any, Callable, List, Optional, Sequence, Union, get_args, get_origin
 
 from mmengine.registry import MODELS
 
 from ..known_options import did_you_mean
-from .per_block import FIRST_BLOCKS, PER_BLOCK, check_list, in_each_block, in_first_blocks
 
-ARCH_KEYS = ('embed_dims', 'depths', 'num_heads', 'ffn_ratios')
-OUT_TYPES = ('featmap', 'cls_token')
 # Fields of a frame that configure a part, each with the field that turns this part on.
 NEEDED = dict(rope_form='rope', rope_on='rope', lepe_filters='lepe_kernel', lepe_bias='lepe_kernel')
 SET_BY_THE_HOST = ('embed_dims', 'num_heads', 'input_resolution', 'num_prefix_tokens', 'out_dims')
-
-
-def parse_arch(backbone: Any, arch: Union[str, dict, None], num_stages: int) -> Dict[str, tuple]:
-    """An arch by its name in a zoo, or as a dict, with one entry for each stage in each value.
-
-    Args:
-        backbone: Class with ``arch_zoo`` and ``default_arch``.
-        arch: The user's value, or None for the default.
-        num_stages: Number of the host's stages.
-
-    Raises:
-        ValueError: For an unknown name or key, a missing one, or another number of entries.
-    """
-    sizes: Any = backbone.default_arch if arch is None else arch
-    if isinstance(sizes, str):
-        if sizes not in backbone.arch_zoo:
-            hint = did_you_mean(sizes, backbone.arch_zoo)
-            raise ValueError(
-                f'{backbone.__name__} has no arch {sizes!r}{hint}; give one of '
-                f'{list(backbone.arch_zoo)}, or a dict with the keys {ARCH_KEYS}'
-            )
-        sizes = backbone.arch_zoo[sizes]
-    missing = [key for key in ARCH_KEYS if key not in sizes]
-    unknown = [key for key in sizes if key not in ARCH_KEYS]
-    if missing or unknown:
-        raise ValueError(
-            f'a dict for arch must have the keys {ARCH_KEYS}; missing: {missing}, unknown: '
-            f'{unknown}'
-        )
-    for key in ARCH_KEYS:
-        values = sizes[key]
-        if not isinstance(values, (list, tuple)) or len(values) != num_stages:
-            raise ValueError(
-                f'arch[{key!r}] must have one entry for each of the {num_stages} stages, got '
-                f'{values}'
-            )
-        if min(values) <= 0:
-            raise ValueError(f'arch[{key!r}] must be positive in every stage, got {values}')
-    return {key: tuple(sizes[key]) for key in ARCH_KEYS}
-
-
-def drop_path_rates(last: float, depths: Sequence[int]) -> List[List[float]]:
-    """The rate of each block of each stage, which rises linearly from 0 to ``last``."""
-    total = sum(depths)
-    rates = iter([last * i / max(total - 1, 1) for i in range(total)])
-    return [[next(rates) for _ in range(depth)] for depth in depths]
-
-
-def parse_out_indices(
-    out_indices: Union[int, Sequence[int], None], num_stages: int
-) -> Tuple[int, ...]:
-    """The stages to return, each by its number from 0. None stands for all of them.
-
-    Raises:
-        ValueError: For a stage that does not exist, or stages that do not rise.
-    """
-    if out_indices is None:
-        return tuple(range(num_stages))
-    given = (out_indices,) if isinstance(out_indices, int) else tuple(out_indices)
-    if not given or not all(isinstance(i, int) and -num_stages <= i < num_stages for i in given):
-        raise ValueError(
-            f'out_indices must be stages from 0 to {num_stages - 1}, or from -{num_stages} to -1, '
-            f'where -1 is the last, got {out_indices}'
-        )
-    stages = tuple(i % num_stages for i in given)
-    if list(stages) != sorted(set(stages)):
-        raise ValueError(
-            'out_indices must be in ascending order, in which the maps are returned, got '
-            f'{out_indices}, which is {stages}; write {tuple(sorted(set(stages)))}'
-        )
-    return stages
-
-
-def check_ranges(backbone: Any, frozen_stages: int, drop_path_rate: float, out_type: str) -> None:
-    """Raise a ValueError for a value that a pyramid with these outputs cannot take."""
-    stages = backbone.num_stages
-    if not -1 <= frozen_stages <= stages:
-        raise ValueError(f'frozen_stages must be -1 to {stages}, got {frozen_stages}')
-    if not isinstance(drop_path_rate, (int, float)) or not 0 <= drop_path_rate < 1:
-        raise ValueError(
-            'drop_path_rate must be one number in [0, 1), the rate of the last block, got '
-            f'{drop_path_rate!r}'
-        )
-    if out_type not in OUT_TYPES:
-        raise ValueError(f'out_type must be one of {OUT_TYPES}, got {out_type!r}')
-    if any(backbone.cls_tokens[:-1]):
-        raise ValueError('only the last stage of a host can have a class token, got one before it')
-    layers = getattr(backbone, 'class_layers', False)  # of class attention after the blocks
-    having = tuple(i for i, count in enumerate(backbone.cls_tokens) if count or layers)
-    if out_type == 'cls_token' and backbone.out_indices != having:
-        needs = f'needs out_indices={having}, the stages with a class token'
-        if not having:
-            needs = f'needs a class token, which this {type(backbone).__name__} does not have'
-        raise ValueError(
-            f"out_type='cls_token' {needs}, got out_indices={backbone.out_indices}; hosts such as "
-            'ViT, SOFT and PVT have a class token with with_cls_token=True. For dense heads and '
-            "global pooling, set out_type='featmap'"
-        )
-
-
-def check_kinds(img_size: Any, in_channels: Any, out_norms: Any) -> None:
-    """Raise a ValueError for another kind of value than a pyramid takes."""
-    if isinstance(in_channels, bool) or not isinstance(in_channels, int) or in_channels < 1:
-        raise ValueError(
-            f'in_channels must be a positive number, 3 for colour images, got {in_channels!r}'
-        )
-    sides = (img_size, img_size) if isinstance(img_size, int) else img_size
-    pair = isinstance(sides, (list, tuple)) and len(sides) == 2
-    if not pair or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise ValueError(
-            'img_size must be a positive number of pixels, or two for height and width, got '
-            f'{img_size!r}'
-        )
-    if not (out_norms is None or isinstance(out_norms, (bool, dict))):
-        raise ValueError(
-            "out_norms must be True, False, None or a config such as dict(type='BN'), got "
-            f'{out_norms!r}'
-        )
+# No options of an attention: how many blocks of a stage get it, and changes of single blocks.
+FIRST_BLOCKS, PER_BLOCK = 'first_blocks', 'per_block'
 
 
 def attention_class(kind: Union[str, type]) -> Any:
@@ -148,8 +29,11 @@ def attention_class(kind: Union[str, type]) -> Any:
     with MODELS.switch_scope_and_registry(None) as registry:
         cls = registry.get(kind)
     if cls is None:
-        ours = {name for name, c in MODELS.module_dict.items() if hasattr(c, 'check_token_map')}
-        known = sorted(ours | {name for name in MODELS.module_dict if name.endswith('Attention')})
+        known = sorted(
+            name
+            for name, registered in MODELS.module_dict.items()
+            if hasattr(registered, 'check_token_map') or name.endswith('Attention')
+        )
         raise ValueError(
             f'attn_cfg has type={kind!r}, which is not registered{did_you_mean(kind, known)}; '
             f'registered are {known}. Import the file of your own attention by custom_imports'
@@ -208,20 +92,70 @@ def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None])
     """
     if attn_cfg is None:
         return list(stages)
+    changes = changes_by_stage(stages, attn_cfg)
+    return [with_changes(stage, change) for stage, change in zip(stages, changes)]
+
+
+def changes_by_stage(stages: Sequence[Any], attn_cfg: Union[dict, Sequence]) -> List[dict]:
+    """The normal form of an ``attn_cfg``: a dict for each stage, ``{}`` for no change."""
     if isinstance(attn_cfg, str):
         raise ValueError(f'attn_cfg must be a dict or a list; write dict(type={attn_cfg!r})')
-    for given in attn_cfg if isinstance(attn_cfg, (list, tuple)) else [attn_cfg]:
-        if isinstance(given, dict) and list(given) == [FIRST_BLOCKS]:
-            raise ValueError(
-                f'attn_cfg has {given!r} alone, which changes nothing; add the type or the options '
-                'that the first blocks get'
-            )
     if not isinstance(attn_cfg, dict):
+        for change in attn_cfg if isinstance(attn_cfg, (list, tuple)) else ():
+            _check_first_blocks_change_something(change)
         _check_count('attn_cfg, where it is no dict,', attn_cfg, stages)
         _check_have_attention('attn_cfg', attn_cfg, stages)
-        return [_changed(stage, {} if own is None else own) for stage, own in zip(stages, attn_cfg)]
-    shared = dict(attn_cfg)
-    per_stage = shared.pop('per_stage', None) or {}
+        return [{} if change is None else change for change in attn_cfg]
+    _check_first_blocks_change_something(attn_cfg)
+    shared = {name: value for name, value in attn_cfg.items() if name != 'per_stage'}
+    per_stage = attn_cfg.get('per_stage') or {}
+    _check_per_stage(per_stage, stages)
+    if 'type' in shared:
+        changes = [dict(shared) for _ in stages]
+    else:
+        changes = _share_options(shared, stages)
+    for name, values in per_stage.items():
+        for change, value in zip(changes, values):
+            if value is not None:
+                change[name] = value
+    if all(set(change) == {FIRST_BLOCKS} for change in changes):
+        raise ValueError(
+            f'per_stage has {FIRST_BLOCKS!r} alone, which changes nothing; add the type or the '
+            'options that the first blocks get'
+        )
+    return changes
+
+
+def _share_options(options: dict, stages: Sequence[Any]) -> List[dict]:
+    """Options without a type, in each stage those that its attention has.
+
+    An option of some stages, such as landmarks beside a softmax stage, is not for the others.
+    """
+    classes = [attention_class(stage.attn['type']) if stage.attn else None for stage in stages]
+    present = [cls for cls in classes if cls is not None]
+    for name, value in options.items():
+        if name not in (FIRST_BLOCKS, PER_BLOCK) and not any(takes(cls, name) for cls in present):
+            for cls in present:
+                _check_options(cls, {name: value})
+    changes = []
+    for cls in classes:
+        change = {}
+        for name, value in options.items():
+            if name in (FIRST_BLOCKS, PER_BLOCK) or (cls is not None and takes(cls, name)):
+                change[name] = value
+        changes.append(change)
+    return changes
+
+
+def _check_first_blocks_change_something(change: Any) -> None:
+    if isinstance(change, dict) and list(change) == [FIRST_BLOCKS]:
+        raise ValueError(
+            f'attn_cfg has {change!r} alone, which changes nothing; add the type or the options '
+            'that the first blocks get'
+        )
+
+
+def _check_per_stage(per_stage: Any, stages: Sequence[Any]) -> None:
     if not isinstance(per_stage, dict) or 'type' in per_stage:
         raise ValueError(
             f'per_stage must be a dict of options with a list for each option, got {per_stage!r}; '
@@ -231,31 +165,6 @@ def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None])
     for name, values in per_stage.items():
         _check_count(f'attn_cfg.per_stage[{name!r}]', values, stages)
         _check_have_attention(f'attn_cfg.per_stage[{name!r}]', values, stages)
-    configs = [dict(shared) for _ in stages]
-    if 'type' not in shared:
-        classes = [attention_class(stage.attn['type']) if stage.attn else None for stage in stages]
-        having = [cls for cls in classes if cls is not None]
-        for name in set(shared) - {FIRST_BLOCKS, PER_BLOCK}:
-            if not any(takes(cls, name) for cls in having):
-                for cls in having:
-                    _check_options(cls, {name: shared[name]})
-        # An option of some stages, such as landmarks beside a softmax stage, is not for the others.
-        configs = [
-            {
-                k: v
-                for k, v in config.items()
-                if k in (FIRST_BLOCKS, PER_BLOCK) or (cls and takes(cls, k))
-            }
-            for cls, config in zip(classes, configs)
-        ]
-    for i, config in enumerate(configs):
-        config.update({name: own[i] for name, own in per_stage.items() if own[i] is not None})
-    if all(set(config) == {FIRST_BLOCKS} for config in configs):
-        raise ValueError(
-            f'per_stage has {FIRST_BLOCKS!r} alone, which changes nothing; add the type or the '
-            'options that the first blocks get'
-        )
-    return [_changed(stage, config) for stage, config in zip(stages, configs)]
 
 
 def _check_count(what: str, values: Any, stages: Sequence[Any]) -> None:
@@ -273,67 +182,121 @@ def _check_have_attention(what: str, values: Any, stages: Sequence[Any]) -> None
             )
 
 
-def _changed(stage: Any, given: dict) -> Any:
-    """A stage after one dict of options."""
-    if not isinstance(given, dict):
-        raise ValueError(
-            "the config of an attention must be a dict, such as dict(type='PolaAttention'), got "
-            f'{given!r}'
-        )
+def with_changes(stage: Any, change: dict) -> Any:
+    """A stage after one dict of the normal form: its options, then those of single blocks."""
+    _check_change(change)
     if stage.attn is None:
         return stage
-    if FIRST_BLOCKS in given:
-        count = given[FIRST_BLOCKS]
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ValueError(f'{FIRST_BLOCKS} must be a positive number of blocks, got {count!r}')
-        rest = {name: value for name, value in given.items() if name != FIRST_BLOCKS}
-        changed = _changed(stage, rest)
-        return replace(changed, attn_in_blocks=in_first_blocks(changed, stage, count))
-    if PER_BLOCK in given:
-        changed = _changed(stage, {k: v for k, v in given.items() if k != PER_BLOCK})
-        blocks = check_list(given[PER_BLOCK])
-        each = [None if options is None else _changed(changed, options) for options in blocks]
-        return replace(changed, attn_in_blocks=in_each_block(changed, each))
+    options = {k: v for k, v in change.items() if k not in (FIRST_BLOCKS, PER_BLOCK)}
+    changed = _with_options(stage, options)
+    if PER_BLOCK in change:
+        by_block = [
+            None if block is None else with_changes(changed, block) for block in change[PER_BLOCK]
+        ]
+        changed = replace(changed, attn_in_blocks=_in_each_block(changed, by_block))
+    if FIRST_BLOCKS in change:
+        attn_in_blocks = _in_first_blocks(changed, stage, change[FIRST_BLOCKS])
+        changed = replace(changed, attn_in_blocks=attn_in_blocks)
+    return changed
+
+
+def _check_change(change: Any) -> None:
+    if not isinstance(change, dict):
+        raise ValueError(
+            "the config of an attention must be a dict, such as dict(type='PolaAttention'), got "
+            f'{change!r}'
+        )
+    count = change.get(FIRST_BLOCKS, 1)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f'{FIRST_BLOCKS} must be a positive number of blocks, got {count!r}')
+    blocks = change.get(PER_BLOCK, [])
+    if not isinstance(blocks, (list, tuple)):
+        raise ValueError(
+            f'{PER_BLOCK} must be a list with a dict or None for each block of a stage, got '
+            f'{blocks!r}'
+        )
+
+
+def _with_options(stage: Any, options: dict) -> Any:
+    """A stage whose attention has another type, or other options."""
     present = attention_class(stage.attn['type'])
-    cls = attention_class(given.get('type', present))
-    options = {name: value for name, value in given.items() if name != 'type'}
+    cls = attention_class(options.get('type', present))
+    kept = stage.attn if cls is present else {}
     _check_options(cls, options)
-    attn = dict(stage.attn if cls is present else {}, **given)
-    default = getattr(cls, 'default_attn_cfg', None)
-    if default is not None:  # an attention around another one
-        inside = stage.attn.get('attn_cfg') if cls is present else None
-        own = given.get('attn_cfg') or {}
+    attn = {**kept, **options}
+    if getattr(cls, 'default_attn_cfg', None) is not None:  # an attention around another one
+        start = replace(stage, attn=kept.get('attn_cfg') or cls.default_attn_cfg)
+        inside = options.get('attn_cfg') or {}
         for name in (FIRST_BLOCKS, PER_BLOCK):
-            if name in own:
+            if isinstance(inside, dict) and name in inside:
                 raise ValueError(
-                    f'{name}={own[name]!r} has no effect in the attn_cfg of a {cls.__name__}; '
+                    f'{name}={inside[name]!r} has no effect in the attn_cfg of a {cls.__name__}; '
                     'write it beside that attn_cfg'
                 )
-        inner = _changed(replace(stage, attn=inside or default), own)
-        attn['attn_cfg'] = with_frame(inner.attn, stage.frame)
+        attn['attn_cfg'] = with_frame(with_changes(start, inside).attn, stage.frame)
     changed = replace(stage, attn=attn)
     _check_effect(changed, cls, options)
     return changed
 
 
+def _in_each_block(stage: Any, by_block: Sequence[Any]) -> Callable[[dict, int], List]:
+    """As ``attn_in_blocks``: those of a stage, or of the changed stage that a block has for it."""
+
+    def attn_in_blocks(attn: dict, depth: int) -> List[Optional[dict]]:
+        if len(by_block) != depth:
+            raise ValueError(
+                f'{PER_BLOCK} must have one entry for each of the {depth} blocks of its stage, got '
+                f'{len(by_block)}; with several stages, attn_cfg is a list of dicts with such lists'
+            )
+        attns = list(stage.attn_in_blocks(attn, depth))
+        for j, changed in enumerate(by_block):
+            if changed is None:
+                continue
+            if attns[j] is None:
+                raise ValueError(
+                    f'{PER_BLOCK} has {changed.attn!r} for block {j}, which has no attention; set '
+                    'None there'
+                )
+            attns[j] = changed.attn_in_blocks(changed.attn, depth)[j]
+        return attns
+
+    return attn_in_blocks
+
+
+def _in_first_blocks(changed: Any, stage: Any, count: int) -> Callable[[dict, int], List]:
+    """As ``attn_in_blocks``: of the blocks with attentions, the first are those of ``changed``."""
+
+    def attn_in_blocks(attn: dict, depth: int) -> List[Optional[dict]]:
+        attns = list(changed.attn_in_blocks(attn, depth))
+        unchanged = stage.attn_in_blocks(stage.attn, depth)
+        attended = [j for j in range(depth) if attns[j] is not None]
+        for j in attended[count:]:
+            attns[j] = unchanged[j]
+        return attns
+
+    return attn_in_blocks
+
+
 def _check_options(cls: Any, options: dict) -> None:
     """Refuse options of the host, unknown options, and values for several stages."""
+    names = [name for name in options if name != 'type']
     for name in SET_BY_THE_HOST:
-        if name in options:
+        if name in names:
             raise ValueError(
                 f'attn_cfg has {name}={options[name]!r}, which the backbone sets itself; give '
                 'arch=dict(...), img_size or with_cls_token to the backbone instead'
             )
     if hasattr(cls, 'check_options'):
-        cls.check_options(options, hidden=SET_BY_THE_HOST)
-    unknown = [name for name in options if not takes(cls, name)]
+        cls.check_options(names, hidden=SET_BY_THE_HOST)
+    unknown = [name for name in names if not takes(cls, name)]
     if unknown:
         known = [name for name in inspect.signature(cls.__init__).parameters if name != 'self']
         raise TypeError(
             f'{cls.__name__} has no option {", ".join(map(repr, unknown))}'
             f'{did_you_mean(unknown[0], known)}; its options are {", ".join(known)}'
         )
-    for name, value in options.items():
+    for name in names:
+        value = options[name]
         if isinstance(value, (list, tuple)) and _is_single(cls, name):
             raise ValueError(
                 f'{name} of {cls.__name__} must be a single value, got {value!r}; for one value '

@@ -96,10 +96,10 @@ class Stage:
         prefix = {}
         if self.num_prefix_tokens:
             prefix = dict(num_prefix_tokens=self.num_prefix_tokens)
-        found: List[Optional[dict]] = []
+        configs: List[Optional[dict]] = []
         for attn in self.attn_in_blocks(self.attn, depth):
             if attn is None:
-                found.append(None)
+                configs.append(None)
                 continue
             if prefix and not takes(attention_class(attn['type']), 'num_prefix_tokens'):
                 raise ValueError(
@@ -107,8 +107,8 @@ class Stage:
                     f'SoftmaxAttention, got {attn["type"]!r}; set with_cls_token=False, or keep '
                     "the host's attention in this stage by a None in a list of configs"
                 )
-            found.append({**with_frame(attn, self.frame), **prefix, **sizes})
-        return found
+            configs.append({**with_frame(attn, self.frame), **prefix, **sizes})
+        return configs
 
     def build(
         self,

@@ -10,12 +10,20 @@ from mmlaplace.lab.probes.results import append_result, key_of, read_results
 from mmlaplace.lab.probes.study import Runner, read_studies, settings_of
 from mmlaplace.lab.probes.tasks import UNASKED, build_probe
 
-TOOL = ROOT / 'tools/analysis_tools/probe_attentions.py'
+TOOL = 'mmlaplace', 'compare', 'probes'
 
 
 def drawn(name, size=16, seed=0, scale=1, **options):
     probe = build_probe(dict(type=name, **options))
     return probe, probe.batch(size, torch.Generator().manual_seed(seed), scale)
+
+
+def test_the_registry_of_probes_does_not_look_for_a_toolbox(monkeypatch):
+    """mmengine would say that mmlaplace is not installed, and to install it by pip."""
+    said = []
+    monkeypatch.setattr('mmengine.logging.print_log', lambda text, *_, **__: said.append(text))
+    monkeypatch.setattr(PROBES, '_imported', False)
+    assert PROBES.get('recall') and not any('not installed' in text for text in said)
 
 
 @pytest.mark.parametrize(
@@ -225,16 +233,16 @@ def test_what_fails_is_told_once_and_the_others_go_on(tmp_path):
 def test_the_command_runs_lists_and_reports(tmp_path):
     out = tmp_path / 'probes.jsonl'
     assert all('num_landmarks' not in c for c in read_studies()['attentions'].attentions.values())
-    listed = output_of(TOOL, '--list')
+    listed = output_of(*TOOL, '--list')
     assert all(f'  {name}: ' in listed for name in (*PROBES.module_dict, *read_studies()))
-    output_of(TOOL, '--quick', '--out', out, '--tasks', 'offset', '--attentions', 'Softmax', 'XC*')
+    output_of(*TOOL, '--quick', '--out', out, '--tasks', 'offset', '--attentions', 'Softmax', 'XC*')
     results = {one['settings']['attn_cfg']['type']: one for one in read_results(out)}
     assert list(results) == ['SoftmaxAttention', 'XCAttention']
     assert all(list(one['accuracy']) == ['1', '4'] for one in results.values())
     with (ROOT / 'docs/logs/probes.jsonl').open() as log:  # all would be a picture for each study
         chosen = [line for line in log if '"Softmax' in line and '"steps": 400, "batch' in line]
     out.write_text(''.join(chosen))
-    output_of(TOOL, '--report', tmp_path / 'report', '--out', out)
+    output_of(*TOOL, '--report', tmp_path / 'report', '--out', out)
     assert '| Softmax | 0.999 |' in (tmp_path / 'report/probes.md').read_text()
     assert (tmp_path / 'report/probes_attentions.png').stat().st_size > 10_000
     harder = (
@@ -247,10 +255,10 @@ def test_the_command_runs_lists_and_reports(tmp_path):
         'Softmax',
         '--options',
     )
-    assert 'Softmax, recall (pairs 20)' in output_of(TOOL, *harder, 'pairs=20')
-    output_of(TOOL, *harder, 'pairs=20', '--report', tmp_path / 'hard')
+    assert 'Softmax, recall (pairs 20)' in output_of(*TOOL, *harder, 'pairs=20')
+    output_of(*TOOL, *harder, 'pairs=20', '--report', tmp_path / 'hard')
     assert '| Softmax |' in (tmp_path / 'hard/probes.md').read_text()
-    result = run_script(TOOL, *harder, 'pairs=65')
+    result = run_script(*TOOL, *harder, 'pairs=65')
     assert result.returncode == 1 and result.stdout.count('lower pairs') == 1
 
 
@@ -269,4 +277,4 @@ def test_the_command_runs_lists_and_reports(tmp_path):
     ],
 )
 def test_a_wrong_call_is_one_sentence(words, message):
-    assert message in refusal_of(TOOL, *words)
+    assert message in refusal_of(*TOOL, *words)

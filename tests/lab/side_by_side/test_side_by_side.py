@@ -12,17 +12,20 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import ROOT, load_tool, output_of, registered, run_script
+from conftest import ROOT, load_tool, output_of, refusal_of, registered, run_script
 from mmengine.config import Config
 from PIL import Image
 from torch import nn
 
 from mmlaplace.analysis import attention_statistics
+from mmlaplace.lab.compare import trainings
 from mmlaplace.lab.probes.report import read_costs
 from mmlaplace.lab.side_by_side import (
     attention_jobs,
     attention_report,
+    attention_results,
     attention_study,
+    attention_training,
     seed_differences,
 )
 from mmlaplace.lab.side_by_side import backbone_candidates as candidates
@@ -56,7 +59,7 @@ def test_the_tool_writes_json_and_plots_and_keeps_what_is_there(run, tmp_path, c
     plots = tmp_path / 'a.png', tmp_path / 'top1.png'
     command = [
         *names,
-        '--sizes',
+        '--image-size',
         '32x2',
         '64x2',
         '--train',
@@ -124,7 +127,7 @@ def test_the_backbones_of_a_toolbox_are_its_own(name):
         (['laplacianformer-tyni'], 'Similar names are .*laplacianformer-tiny.*--list'),
         # mmpretrain's registry finds our Swin, as the root is its parent.
         (['mmpretrain:Swin-tiny'], 'no such backbone'),
-        (['--sizes', '224x'], "'224x': give SIDExBATCH"),
+        (['--image-size', '224x'], "'224x': give SIDExBATCH"),
     ],
 )
 def test_a_mistyped_word_stops_the_tool_before_it_measures(words, message, run, capsys):
@@ -146,7 +149,7 @@ def test_a_failure_is_named_in_its_row_and_costs_the_others_nothing(run, monkeyp
     monkeypatch.setattr(tool, 'find', lambda name: builders.get(name) or candidates.find(name))
     monkeypatch.setitem(sys.modules, 'timm', None)  # its import fails
     candidates.catalogue.cache_clear()
-    status, written = run('hungry', MICRO, 'wrong', 'timm:resnet18', '--sizes', '32', '64')
+    status, written = run('hungry', MICRO, 'wrong', 'timm:resnet18', '--image-size', '32', '64')
     failures = [row['failure'] for row in written['rows']]
     assert status == 0 and 'out of memory' in failures[2] and failures.count('') == 3
     assert 'out of memory' in capsys.readouterr().out
@@ -174,10 +177,7 @@ def test_benchmark_ops(tmp_path):
 # ---- attentions
 
 
-attention_training = load_tool('tools/analysis_tools/attention_training.py')
-compare_attentions = load_tool('tools/analysis_tools/compare_attentions.py')
-
-TRAINING = ROOT / 'tools/analysis_tools/attention_training.py'
+TRAININGS = 'mmlaplace', 'compare', 'trainings'
 FEW = 'AdditiveAttention', 'SoftmaxAttention'
 
 
@@ -205,11 +205,11 @@ def test_a_name_has_the_options_of_an_attention():
 def test_a_training_goes_on_with_its_own_settings_alone(tmp_path):
     settings = attention_study.settings_of('XCAttention', 'vit', 0, 'textures', 3)
     for _ in range(2):  # it began, and begins again after it was killed
-        attention_jobs.begin(tmp_path, settings)
-    assert not attention_jobs.finished(tmp_path, settings)
+        attention_results.begin(tmp_path, settings)
+    assert not attention_results.finished(tmp_path, settings)
     (tmp_path / 'result.json').write_text(json.dumps(dict(settings=settings)))
-    assert attention_jobs.finished(tmp_path, settings)
-    for function in (attention_jobs.begin, attention_jobs.finished):
+    assert attention_results.finished(tmp_path, settings)
+    for function in (attention_results.begin, attention_results.finished):
         with pytest.raises(ValueError, match='take another --work-dir'):
             function(tmp_path, dict(settings, seed=1))
     (tmp_path / 'textures').mkdir()  # an empty folder has no data either
@@ -227,8 +227,8 @@ def test_a_part_of_a_result_is_run_again_and_left_out_of_tables(tmp_path):
     half, whole = tmp_path / 'result.json', made_up('XCAttention', 0, 60.0)
     half.write_text('{"settings": {"atten')
     with pytest.warns(UserWarning, match=r'result\.json is not complete'):
-        assert compare_attentions.Script('a', [], half, whole['settings']).result() is None
-        found = compare_attentions.collect(tmp_path, dict(results=[], costs=[]))
+        assert attention_jobs.Work('a', print, (), half, whole['settings']).result() is None
+        found = trainings.collect(tmp_path, dict(results=[], costs=[]))
     assert found['results'] == []
 
 
@@ -312,8 +312,8 @@ def test_an_interrupted_phase_goes_on_with_its_own_checkpoint(tmp_path, monkeypa
     ],
 )
 def test_an_option_that_the_attention_refuses_is_one_sentence(option, message, tmp_path):
-    result = run_script(TRAINING, f'LaplacianAttention, {option}', '--work-dir', tmp_path)
-    assert result.returncode and re.search(message, result.stderr)
+    asked = '--attentions', f'LaplacianAttention, {option}', '--work-dir', tmp_path
+    assert re.search(message, refusal_of(*TRAININGS, *asked))
     assert not list(tmp_path.iterdir())
 
 
@@ -321,17 +321,9 @@ def test_an_option_that_the_attention_refuses_is_one_sentence(option, message, t
 @pytest.mark.thorough
 def test_fashion_is_a_study(fashion_files, tmp_path):
     fashion_files(tmp_path / 'data/fashion')
-    output_of(
-        TRAINING,
-        'LinearAttention, eps=1.0e-5',
-        '--study',
-        'fashion',
-        '--epochs',
-        2,
-        '--data-root',
-        tmp_path / 'data',
-        '--work-dir',
-        tmp_path,
+    name = 'LinearAttention, eps=1.0e-5'
+    attention_training.train_attention(
+        name, 'small_images', 0, 'fashion', 2, tmp_path, tmp_path / 'data'
     )
     found = json.loads((tmp_path / 'result.json').read_text())
     assert found['settings']['attn_cfg'] == dict(type='LinearAttention', eps=1e-5)
@@ -344,7 +336,6 @@ def test_a_comparison_reports_what_fails_and_repeats_nothing_that_is_known(noise
     sides = dict(train=64, val=64, val_96=96, val_128=128)
     for folder, side in sides.items():
         noise_images(tmp_path / 'few/textures' / folder, side, classes=15)
-    script = ROOT / 'tools/analysis_tools/compare_attentions.py'
     options = [
         '--data-root',
         tmp_path / 'few',
@@ -354,7 +345,7 @@ def test_a_comparison_reports_what_fails_and_repeats_nothing_that_is_known(noise
         *FEW,
         '--seeds',
         0,
-        '--sizes',
+        '--image-size',
         64,
         96,
         '--work-dir',
@@ -363,14 +354,14 @@ def test_a_comparison_reports_what_fails_and_repeats_nothing_that_is_known(noise
     bad = tmp_path / 'laplacianformer/textures' / f'{FEW[0]}_0'
     bad.mkdir(parents=True)
     (bad / 'result.json').write_text(json.dumps(made_up(FEW[0], 0, 50.0)))
-    result = run_script(script, *options, tmp_path, '--no-cost')
+    result = run_script(*TRAININGS, *options, tmp_path, '--no-cost')
     assert result.returncode == 1
     assert 'take another --work-dir' in result.stdout and '1 runs failed' in result.stderr
     (bad / 'result.json').unlink()
-    output_of(script, *options, tmp_path)
+    output_of(*TRAININGS, *options, tmp_path)
     content = json.loads((tmp_path / 'results.json').read_text())
     assert [run['settings']['attention'] for run in content['results']] == list(FEW)
     assert [len(run['matrices']) > 0 for run in content['results']] == [False, True]
     assert all(len(made['cost']['forward']['rows']) == 2 for made in content['costs'])
-    output_of(script, *options, tmp_path / 'other', '--known', tmp_path / 'results.json')
+    output_of(*TRAININGS, *options, tmp_path / 'other', '--known', tmp_path / 'results.json')
     assert not list((tmp_path / 'other').rglob('result.json'))

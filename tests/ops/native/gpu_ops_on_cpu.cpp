@@ -13,6 +13,7 @@ using std::sqrt;
 #define __launch_bounds__(...)
 
 #include "../../../ops/linear_attention/linear_attention_passes.h"
+#include "../../../ops/normalized_nystrom_attention/normalized_nystrom_attention_passes.h"
 #include "../../../ops/nystrom_attention/landmark_attention.h"
 
 namespace mmlaplace {
@@ -68,6 +69,14 @@ MMLAPLACE_LIBRARY_FRAGMENT(mmlaplace_gpu_on_cpu, library) {
       "Tensor, "
       "Tensor, Tensor, Tensor)");
   library.def(
+      "normalized_nystrom_attention(Tensor q, Tensor k, Tensor v, Tensor landmarks, Tensor "
+      "inverse, Tensor? rotary, str kernel, float bandwidth, float floor, str rotary_form) -> "
+      "(Tensor, Tensor, Tensor)");
+  library.def(
+      "_normalized_nystrom_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor "
+      "landmarks, Tensor inverse, Tensor? rotary, Tensor key_sum, Tensor mixed, str kernel, float "
+      "bandwidth, float floor, str rotary_form) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  library.def(
       "_landmark_attention(Tensor q, Tensor k, Tensor v, Tensor? gamma, Tensor? rotary, str "
       "rotary_form, int height, int width, int? rows, int? columns, int? ratio, str kernel, float "
       "bandwidth, float ridge, float? whitening_eps) -> Tensor");
@@ -97,6 +106,10 @@ MMLAPLACE_LIBRARY_IMPL(mmlaplace_gpu_on_cpu, CompositeExplicitAutograd, library)
                MMLAPLACE_KERNEL(mmlaplace::nystrom::landmark_attention<mmlaplace::Cpu>));
   library.impl("_nystrom_attention_backward",
                MMLAPLACE_KERNEL(mmlaplace::nystrom::backward<mmlaplace::Cpu>));
+  library.impl("normalized_nystrom_attention",
+               MMLAPLACE_KERNEL(mmlaplace::normalized_nystrom::forward<mmlaplace::Cpu>));
+  library.impl("_normalized_nystrom_attention_backward",
+               MMLAPLACE_KERNEL(mmlaplace::normalized_nystrom::backward<mmlaplace::Cpu>));
   library.impl("pooled_landmarks", MMLAPLACE_KERNEL(mmlaplace::pooled::forward<mmlaplace::Cpu>));
   library.impl("_pooled_landmarks_backward",
                MMLAPLACE_KERNEL(mmlaplace::pooled::backward<mmlaplace::Cpu>));

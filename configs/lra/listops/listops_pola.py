@@ -1,3 +1,0 @@
-_base_ = ['../_base_/listops.py', '../_base_/default_runtime.py']
-
-model = dict(backbone=dict(attn_cfg=dict(type='PolaAttention', key_positions=False)))

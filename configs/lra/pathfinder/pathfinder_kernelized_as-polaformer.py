@@ -1,3 +1,0 @@
-_base_ = ['../_base_/pathfinder_polaformer.py', '../_base_/default_runtime.py']
-
-model = dict(backbone=dict(attn_cfg=dict(type='KernelAttention', attn_drop=0.1)))

@@ -1,7 +1,0 @@
-_base_ = ['../_base_/pathfinder_mini.py', '../_base_/default_runtime.py']
-
-model = dict(
-    backbone=dict(
-        attn_cfg=dict(type='SOFTAttention', landmark_method='pool', pool_ratio=4, lepe_kernel=0)
-    )
-)

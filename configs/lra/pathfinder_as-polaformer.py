@@ -1,0 +1,5 @@
+_base_ = ['./_base_/pathfinder_polaformer.py', './_base_/default_runtime.py']
+from mmlaplace.lab.lra import encoder_options
+
+model = dict(backbone=encoder_options('polaformer', '{{$ATTENTION:pola-a3}}'))
+work_dir = 'work_dirs/pathfinder_{{$ATTENTION:pola-a3}}_as-polaformer'

@@ -1,3 +1,0 @@
-_base_ = ['../_base_/retrieval_softpp.py', '../_base_/default_runtime.py']
-
-model = dict(backbone=dict(attn_cfg=dict(type='PerformerAttention', num_features=128)))

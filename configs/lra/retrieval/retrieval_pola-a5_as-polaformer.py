@@ -1,3 +1,0 @@
-_base_ = ['../_base_/retrieval_polaformer.py', '../_base_/default_runtime.py']
-
-model = dict(backbone=dict(attn_cfg=dict(type='PolaAttention', alpha=5, key_positions=False)))

@@ -1,0 +1,5 @@
+_base_ = ['./_base_/text.py', './_base_/default_runtime.py']
+from mmlaplace.lab.lra import encoder_options
+
+model = dict(backbone=encoder_options('own', '{{$ATTENTION:pola}}'))
+work_dir = 'work_dirs/text_{{$ATTENTION:pola}}'

@@ -1,0 +1,120 @@
+"""A hook that checks a run before its first step."""
+
+import time
+from typing import Any, Dict, Mapping, Tuple
+
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS, DefaultScope
+from mmengine.runner import BaseLoop, IterBasedTrainLoop, Runner
+
+from .configs import check_config, is_on
+from .data import check_data
+from .errors import pass_over
+from .leaves import classes_of, leaves_of
+from .maps import check_maps
+from .weights import check_classes, check_weights
+
+# In the hub of messages, not in checkpoints: whether the data of this run was checked, and why
+# nothing was trained.
+CHECKED, NOTHING_LEFT = 'first_checks', 'nothing_left'
+
+
+@HOOKS.register_module()
+class FirstChecksHook(Hook):
+    """Refuse a run that cannot work, before its first step, in one sentence.
+
+    It compares classes, annotations, masks, images and weights with one another and with the model,
+    and logs one image of each split as the model gets it. Large data is sampled: 4,096 labels, 256
+    headers of images, 64 masks, and annotation files of up to 64 MiB. Checks that cannot be made of
+    a data set or model are passed over, which the log says at level DEBUG.
+
+    Our configs have the hook, and our tools add it to every other config. The toolboxes' own tools
+    have it from a config::
+
+        custom_imports = dict(imports=['mmlaplace'])
+        default_hooks = dict(first_checks=dict(type='FirstChecksHook'))
+
+    ``first_checks = False`` at the top of a config, or ``--cfg-options first_checks=False``,
+    switches the checks off.
+
+    Raises:
+        FirstCheckError: With the file, the value and the fix.
+
+    Examples:
+        >>> from mmengine.registry import HOOKS
+        >>> import mmlaplace
+        >>> HOOKS.build(dict(type='FirstChecksHook')).priority
+        'LOWEST'
+    """
+
+    priority = 'LOWEST'  # so that it sees a checkpoint as EMAHook and others leave it
+
+    def before_run(self, runner: Runner) -> None:
+        """Check the config, the data and the maps of the model."""
+        if not is_on(runner.cfg):
+            return
+        start = time.perf_counter()
+        datasets = _datasets_of(runner)
+        check_config(runner.cfg, train='train' in datasets)
+        scope = DefaultScope.get_current_instance()
+        lines = check_data(datasets, _unwrapped(runner), scope.scope_name if scope else None)
+        if 'train' in datasets:
+            check_maps(runner.cfg)
+        for line in lines:
+            runner.logger.info(line)
+        runner.message_hub.update_info(CHECKED, True, resumed=False)
+        pass_over(f'nothing wrong was found in {time.perf_counter() - start:.1f} s')
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: Dict[str, Any]) -> None:
+        """Check the weights that a run starts from, goes on from, or is tested with."""
+        if not is_on(runner.cfg):
+            return
+        if hasattr(runner, 'strategy'):
+            return pass_over('weights of a model that a strategy shards')
+        train = isinstance(runner._train_loop, BaseLoop)
+        use = ('resume' if runner._resume else 'start') if train else 'test'
+        place = runner._load_from or f'the last checkpoint in {runner.work_dir}'
+        check_weights(runner.model, checkpoint, place, use)
+        if use != 'start':
+            check_classes(checkpoint, _classes_of(_datasets_of(runner)), place)
+
+    def before_train(self, runner: Runner) -> None:
+        """Say that a run has nothing left to train, which mmengine ends in silence."""
+        unit, done, wanted = _progress(runner.train_loop)
+        text = ''
+        if done >= wanted:
+            text = (
+                f'nothing is left to train: {unit} {done} of {wanted} is done; to train on, raise '
+                f'train_cfg.max_{unit}s, and the end of the schedules in param_scheduler'
+            )
+            runner.logger.warning(text)
+        runner.message_hub.update_info(NOTHING_LEFT, text, resumed=False)
+
+
+def _unwrapped(runner: Runner) -> Any:
+    model = runner.model
+    return getattr(model, 'module', model)
+
+
+def _datasets_of(runner: Runner) -> Mapping[str, Any]:
+    """The data sets of the loops that are built, as mmengine builds those that will run."""
+    loops = {split: getattr(runner, f'_{split}_loop', None) for split in ('train', 'val', 'test')}
+    return {
+        split: loop.dataloader.dataset
+        for split, loop in loops.items()
+        if isinstance(loop, BaseLoop) and hasattr(getattr(loop, 'dataloader', None), 'dataset')
+    }
+
+
+def _classes_of(datasets: Mapping[str, Any]) -> Tuple[str, ...]:
+    for dataset in datasets.values():
+        for leaf in leaves_of(dataset):
+            return classes_of(leaf)
+    return ()
+
+
+def _progress(loop: Any) -> Tuple[str, int, int]:
+    """What a loop counts, how much of it is done, and how much there will be."""
+    if isinstance(loop, IterBasedTrainLoop):
+        return 'iter', loop.iter, loop.max_iters
+    return 'epoch', loop.epoch, loop.max_epochs

@@ -1,1 +1,0 @@
-"""Parts of tools/reproduce.py: the papers' tables, the runs of their rows, and the reports."""

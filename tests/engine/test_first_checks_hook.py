@@ -1,0 +1,187 @@
+"""The hook makes the first checks in mmengine's Runner, before a run's first step."""
+
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn as nn
+from mmengine.model import BaseModel
+from mmengine.runner import IterBasedTrainLoop, Runner
+from small_data import build, config_of, write_folders
+
+from mmlaplace.engine import FirstCheckError, FirstChecksHook
+from mmlaplace.engine.first_checks import NOTHING_LEFT
+
+CLASSES = 3
+
+
+class Classifier(BaseModel):
+    """A head, and a count of the steps that were trained."""
+
+    steps = 0
+
+    def __init__(self, classes: int = CLASSES) -> None:
+        super().__init__(dict(type='BaseDataPreprocessor'))
+        self.backbone = nn.Conv2d(3, 4, 1)
+        self.head = nn.Linear(4, classes)
+        self.head.num_classes = classes
+
+    def forward(self, inputs, data_samples=None, mode='tensor'):
+        scores = self.head(self.backbone(torch.stack(inputs).float()).mean((2, 3)))
+        if mode != 'loss':
+            return [sample.set_pred_score(score) for sample, score in zip(data_samples, scores)]
+        self.steps += 1
+        return dict(loss=scores.square().mean())
+
+
+@pytest.fixture
+def runner_of(tmp_path):
+    """A function that builds a runner of a classifier on six small images of three classes."""
+    write_folders(tmp_path / 'images')
+    dataset = build('mmpretrain', config_of('mmpretrain', tmp_path / 'images'))
+    loader = dict(
+        dataset=dataset,
+        batch_size=3,
+        num_workers=0,
+        collate_fn=dict(type='pseudo_collate'),
+        sampler=dict(type='DefaultSampler', shuffle=False),
+    )
+    number = iter(range(99))
+
+    def make(model: nn.Module, test: bool = False, epochs: int = 1, **options) -> Runner:
+        options.setdefault('cfg', {})
+        options.setdefault('default_hooks', {})
+        options['default_hooks'].setdefault('first_checks', dict(type='FirstChecksHook'))
+        if test:
+            evaluator = dict(type='mmpretrain.Accuracy')
+            parts = dict(test_dataloader=loader, test_cfg={}, test_evaluator=evaluator)
+        else:
+            optimizer = dict(optimizer=dict(type='SGD', lr=0.01))
+            parts = dict(
+                train_dataloader=loader,
+                train_cfg=dict(by_epoch=True, max_epochs=epochs),
+                optim_wrapper=optimizer,
+            )
+        with mock.patch.object(Runner, '_log_env'):
+            return Runner(
+                model,
+                str(tmp_path / 'run'),
+                log_level='ERROR',
+                experiment_name=f'{tmp_path.name} {next(number)}',
+                default_scope='mmpretrain',
+                **parts,
+                **options,
+            )
+
+    return make
+
+
+def test_a_run_is_refused_before_its_first_step(runner_of):
+    model = Classifier(classes=2)
+    with pytest.raises(FirstCheckError, match='label 2, and the head has num_classes=2'):
+        runner_of(model).train()
+    assert model.steps == 0
+
+
+def test_first_checks_false_switches_all_of_them_off(runner_of, tmp_path):
+    off = dict(first_checks=False, device='cuda')
+    model = Classifier(classes=2)
+    runner_of(model, cfg=off).train()
+    assert model.steps == 2
+    weights = tmp_path / 'other.pth'
+    torch.save(dict(state_dict={'a.b': torch.ones(3)}), weights)
+    runner_of(Classifier(), test=True, cfg=off, load_from=str(weights)).test()
+
+
+def test_the_log_has_a_line_for_each_data_set(runner_of):
+    runner = runner_of(Classifier())
+    with mock.patch.object(runner.logger, 'info') as info:
+        runner.train()
+    lines = [call.args[0] for call in info.call_args_list]
+    (line,) = [line for line in lines if line.startswith('train: 6 images of')]
+    assert '3 classes (bee, cat, dog)' in line
+
+
+def test_a_wrong_name_of_weights_is_refused_before_they_are_loaded(runner_of):
+    model, name = Classifier(), 'mmlaplace://ravlt-tyni'
+    cfg = dict(model=dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint=name))))
+    with (
+        mock.patch.object(model, 'init_weights') as load,
+        pytest.raises(FirstCheckError, match='similar names are'),
+    ):
+        runner_of(model, cfg=cfg).train()
+    load.assert_not_called()
+
+
+def test_maps_are_checked_where_a_run_trains(runner_of):
+    place = 'mmlaplace.engine.first_checks.hook.check_maps'
+    with mock.patch(place, side_effect=FirstCheckError('of strides')):
+        with pytest.raises(FirstCheckError, match='of strides'):
+            runner_of(Classifier()).train()
+        runner_of(Classifier(), test=True).test()
+
+
+def test_a_test_never_scores_a_random_head(runner_of, tmp_path):
+    path = str(tmp_path / 'weights.pth')
+    torch.save(dict(state_dict=Classifier().state_dict()), path)
+    runner_of(Classifier(), test=True, load_from=path).test()
+    torch.save(dict(state_dict=Classifier().backbone.state_dict()), path)
+    with pytest.raises(FirstCheckError, match=rf'{path} is not the checkpoint of this Classifier'):
+        runner_of(Classifier(), test=True, load_from=path).test()
+    swapped = dict(dataset_meta=dict(classes=['cat', 'bee', 'dog']))
+    torch.save(dict(state_dict=Classifier().state_dict(), meta=swapped), path)
+    with pytest.raises(FirstCheckError, match="class 0 as 'cat', and this data has 'bee' there"):
+        runner_of(Classifier(), test=True, load_from=path).test()
+
+
+def test_a_start_takes_what_fits_and_a_resumed_run_all_or_nothing(runner_of, tmp_path):
+    checkpoints = dict(checkpoint=dict(type='CheckpointHook', interval=1))
+    runner_of(Classifier(), default_hooks=checkpoints).train()
+    path = str(tmp_path / 'run/epoch_1.pth')
+    wide = dict(epochs=2, load_from=path)
+    other, same = Classifier(classes=9), Classifier()
+    for resumed in (wide, dict(epochs=2)):  # by its name, and the last one
+        model = Classifier(classes=9)
+        with pytest.raises(FirstCheckError, match='cannot be resumed: .*head.weight, head.bias'):
+            runner_of(model, resume=True, **resumed).train()
+        assert model.steps == 0
+    runner_of(same, resume=True, **wide).train()
+    assert same.steps == 2
+    runner_of(other, **wide).train()
+    assert other.steps == 4
+    nothing = tmp_path / 'nothing.pth'
+    torch.save(dict(state_dict={'a.b': torch.ones(3)}), nothing)
+    with pytest.raises(FirstCheckError, match='nothing of .* would be loaded'):
+        runner_of(Classifier(), load_from=str(nothing)).train()
+
+
+@pytest.mark.parametrize('cfg', [{}, dict(first_checks=False)])
+def test_a_run_at_its_last_epoch_says_that_nothing_is_left(cfg, runner_of, tmp_path):
+    checkpoints = dict(checkpoint=dict(type='CheckpointHook', interval=1))
+    first = runner_of(Classifier(), default_hooks=checkpoints)
+    first.train()
+    assert first.message_hub.runtime_info[NOTHING_LEFT] == ''
+    again = runner_of(Classifier(), resume=True, cfg=cfg)
+    with mock.patch.object(again.logger, 'warning') as warning:
+        again.train()
+    text = (
+        'nothing is left to train: epoch 1 of 1 is done; to train on, raise train_cfg.max_epochs, '
+        'and the end of the schedules in param_scheduler'
+    )
+    assert again.message_hub.runtime_info[NOTHING_LEFT] == text
+    warning.assert_any_call(text)
+    more = Classifier()
+    runner = runner_of(more, resume=True, epochs=2)
+    runner.train()
+    assert more.steps == 2 and runner.message_hub.runtime_info[NOTHING_LEFT] == ''
+
+
+def test_iterations_are_counted_as_such():
+    class Loop(IterBasedTrainLoop):
+        def __init__(self) -> None:
+            self._max_iters, self._iter, self._epoch, self._max_epochs = 8, 8, 1, 1
+
+    runner = mock.Mock(train_loop=Loop())
+    FirstChecksHook().before_train(runner)
+    name, text = runner.message_hub.update_info.call_args.args
+    assert name == NOTHING_LEFT and 'iter 8 of 8 is done' in text and 'max_iters' in text
