@@ -39,7 +39,14 @@ NAME, VERSION = 'mmlaplace-ops', 1  # a change that breaks callers needs another
 LIBRARY = 'mmlaplace/_C.abi3.so'
 SLOT = re.compile(rb'(mmlaplace built for namespace=)[\w.]+\0+')  # see tensor_stable.h
 SYSTEMS = {b'\x7fELF': 'linux', b'\xcf\xfa\xed\xfe': 'darwin'}  # by the start of a library
-OF_LAYERS = ('_sources', 'gelu_ffn', 'pola_streams', 'signed_powers', 'subnormals')  # not public
+OF_LAYERS = (
+    '_sources',
+    'gelu_ffn',
+    'pola_streams',
+    'signed_powers',
+    'subnormals',
+    'table',
+)  # not public
 FIRST_LINES = '---\nlibrary_name: kernels\n'  # of the README of a folder that was made here
 # Without mmengine there is no log of a run.
 LOG = 'from mmengine.logging import print_log\n', 'from ._log import print_log\n'

@@ -121,8 +121,8 @@ def test_a_library_that_lacks_ops_for_a_gpu(monkeypatch):
 def test_an_op_that_computes_wrongly_or_raises(monkeypatch, wrong, found):
     right = ops.laplacian_kernel
 
-    def op(*args, backend):
-        computed = right(*args, backend=backend)
+    def op(*tensors, backend, **options):
+        computed = right(*tensors, backend=backend, **options)
         return wrong(computed) if backend == 'auto' else computed
 
     monkeypatch.setattr(ops, 'laplacian_kernel', op)

@@ -6,7 +6,7 @@ only. Therefore their MACs are counted apart from those of the attention kernels
 """
 
 import math
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 import torch
 import torch.nn as nn
@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mmlaplace.ops import _native
 from mmlaplace.ops.backend import ceil_div
+from mmlaplace.ops.table import OPS, distance_macs, inverse_macs, nystrom_macs, product
 
 from .recording import in_eval_mode
 
@@ -42,77 +43,64 @@ class Complexity(NamedTuple):
         return self.weight_macs + self.kernel_macs
 
 
-def _cdist_macs(x: Sequence[int], y: Sequence[int]) -> int:
-    return _product(x) * y[-2]
-
-
 def _cholesky_macs(mat: Sequence[int]) -> int:
-    return _product(mat) * mat[-1] // 6  # m^3 / 6
-
-
-def _cholesky_inverse_macs(mat: Sequence[int]) -> int:
-    return _product(mat) * mat[-1] // 2  # m^3 / 2 for a symmetric matrix, by any elimination
+    return product(mat) * mat[-1] // 6  # m^3 / 6
 
 
 def _triangular_macs(mat: Sequence[int]) -> int:
-    return _product(mat) * mat[-1] // 2  # m^3 / 2 for m right-hand sides
-
-
-def _product(shape: Sequence[int]) -> int:
-    return int(torch.Size(shape).numel())
+    return product(mat) * mat[-1] // 2  # m^3 / 2 for m right-hand sides
 
 
 def _attention_macs(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> int:
-    return _product(query) * key[-2] + _product(query[:-1]) * key[-2] * value[-1]
+    return product(query) * key[-2] + product(query[:-1]) * key[-2] * value[-1]
 
 
-def _newton_schulz_macs(mat: Sequence[int], num_iters: int) -> int:
-    return 2 * num_iters * _product(mat) * mat[-1]  # the compiled op may stop earlier
+def _start_scale_macs(mat: Sequence[int], factor: float, halve: bool, per_batch: bool) -> int:
+    return product(mat) * mat[-1] if halve else 0  # the square of the matrix
 
 
-def _start_scale_macs(mat: Sequence[int], halve: bool) -> int:
-    return _product(mat) * mat[-1] if halve else 0  # the square of the matrix
-
-
-def _nystrom_macs(
-    query: Sequence[int], key: Sequence[int], landmarks: Sequence[int], eps: Optional[float]
+def _landmark_macs(
+    q: Sequence[int],
+    k: Sequence[int],
+    v: Sequence[int],
+    gamma: Optional[Sequence[int]],
+    rotary: Optional[Sequence[int]],
+    form: str,
+    height: int,
+    width: int,
+    rows: Optional[int],
+    columns: Optional[int],
+    ratio: Optional[int],
+    kernel: str,
+    bandwidth: float,
+    ridge: float,
+    whitening_eps: Optional[float],
 ) -> int:
-    count, dims = landmarks[-2:]
-    tokens = query[-2] + key[-2]
-    macs = tokens * count * dims + count * count * dims  # the two kernels
-    if eps is not None:  # whitening: half of each symmetric product, and P^T Cov P
-        macs += tokens * count * dims + tokens * count * (count + 1) // 2 + 2 * count**3
-    else:  # SOFT: the keys are the queries, and papers count one kernel
-        macs += query[-2] * count * dims
-    return _product(query[:2]) * macs  # in each head of each image
+    if ratio is not None:
+        rows, columns = ceil_div(height, ratio), ceil_div(width, ratio)
+    count = (rows or 0) * (columns or 0)
+    landmarks, matrix = (*q[:2], count, q[-1]), (*q[:2], count, count)
+    macs = distance_macs(landmarks, landmarks) + inverse_macs(matrix)
+    attention = (matrix, q[:2], rotary, kernel, bandwidth, whitening_eps)
+    return macs + nystrom_macs(q, k, v, landmarks, *attention)
 
 
-def _normalized_nystrom_macs(
-    query: Sequence[int], key: Sequence[int], landmarks: Sequence[int]
+def _streams_macs(
+    q: Sequence[int], power: Sequence[int], shift: Sequence[int], sums: Sequence[int], eps: float
 ) -> int:
-    count, dims = landmarks[-2:]
-    of_token = count * dims + count * (dims + 1)  # the kernel, and the values with their weights
-    macs = (query[-2] + key[-2]) * of_token + count * count * (dims + 1)
-    return _product(query[:2]) * macs
-
-
-def _linear_macs(
-    query: Sequence[int], key: Sequence[int], value: Sequence[int], streams: int
-) -> int:
-    tokens = (query[-2] + key[-2]) * value[-1] + query[-2] * streams  # and the normalisers
-    return _product(query[:2]) * tokens * query[-1]
+    return product(q[:-1]) * product(sums[-2:])
 
 
 def _fourier_macs(maps: Sequence[int], dim: Sequence[int]) -> int:
     # 5 N log2 N real FLOPs of a complex transform, as FFTW counts, and half of them of a real one.
-    return round(1.25 * _product(maps) * math.log2(_product([maps[axis] for axis in dim])))
+    return round(1.25 * product(maps) * math.log2(product([maps[axis] for axis in dim])))
 
 
 # FLOPs by the arguments of an op, in which tensors are given by their shapes.
 
 
 def _cdist_flops(x1, x2, *_, **__):
-    return 2 * _cdist_macs(x1, x2)
+    return 2 * distance_macs(x1, x2)
 
 
 def _cholesky_flops(mat, *_, **__):
@@ -136,64 +124,16 @@ def _attention_flops(query, key, value, *_, **__):
 
 
 def _matmul_flops(x, y, *_, out_shape, **__):
-    return 2 * _product(out_shape) * x[-1]
+    return 2 * product(out_shape) * x[-1]
 
 
-def _nystrom_flops(
-    q, k, v, landmarks, inverse, scale, rotary, kernel, bandwidth, whitening_eps, *_, **__
-):
-    return 2 * _nystrom_macs(q, k, landmarks, whitening_eps)
+def _flops_of(macs: Callable[..., int]) -> Callable[..., int]:
+    """FLOPs of one of our ops by its MACs. The counter also gives its results, by their names."""
 
+    def flops(*arguments, **_):
+        return 2 * macs(*arguments)
 
-def _normalized_nystrom_flops(q, k, v, landmarks, *_, **__):
-    return 2 * _normalized_nystrom_macs(q, k, landmarks)
-
-
-def _linear_flops(q, k, v, top_q, top_k, eps, features, streams, **__):
-    return 2 * _linear_macs(q, k, v, streams)
-
-
-def _landmark_flops(
-    q,
-    k,
-    v,
-    gamma,
-    rotary,
-    form,
-    height,
-    width,
-    rows,
-    columns,
-    ratio,
-    kernel,
-    bandwidth,
-    ridge,
-    whitening_eps,
-    **__,
-):
-    if ratio is not None:
-        rows, columns = ceil_div(height, ratio), ceil_div(width, ratio)
-    count = rows * columns
-    landmarks = (*q[:2], count, q[-1])
-    matrix = (*q[:2], count, count)
-    macs = _cdist_macs(landmarks, landmarks) + _cholesky_inverse_macs(matrix)
-    return 2 * (macs + _nystrom_macs(q, k, landmarks, whitening_eps))
-
-
-def _pola_flops(q, power, shift, sums, *_, **__):
-    return 2 * _product(q[:-1]) * _product(sums[-2:])
-
-
-def _newton_schulz_flops(mat, num_iters, *_, **__):
-    return 2 * _newton_schulz_macs(mat, num_iters)
-
-
-def _start_scale_flops(mat, factor, halve, *_, **__):
-    return 2 * _start_scale_macs(mat, halve)
-
-
-def _cholesky_inverse_flops(mat, *_, **__):
-    return 2 * _cholesky_inverse_macs(mat)
+    return flops
 
 
 # Those of the ops that FlopCounterMode does not know.
@@ -210,21 +150,16 @@ else:  # whose counter does not look into cdist and matmul, as newer ones do
     FLOP_FORMULAS[aten.cdist] = _cdist_flops
     FLOP_FORMULAS[aten.matmul] = _matmul_flops
 
-NATIVE_FORMULAS = {
-    'laplacian_kernel': _cdist_flops,
-    'gaussian_kernel': _cdist_flops,
-    'nystrom_attention': _nystrom_flops,
-    'normalized_nystrom_attention': _normalized_nystrom_flops,
-    'linear_attention': _linear_flops,
-    '_landmark_attention': _landmark_flops,
-    '_pola_streams': _pola_flops,
-    'newton_schulz_inverse': _newton_schulz_flops,
-    '_newton_start_scale': _start_scale_flops,
-    'cholesky_inverse': _cholesky_inverse_flops,
+# MACs of our ops by their names: of the public ones, and of those that parts of attentions are.
+MACS: Dict[str, Callable[..., int]] = {
+    **{name: op.macs for name, op in OPS.items() if op.macs is not None},
+    '_landmark_attention': _landmark_macs,
+    '_newton_start_scale': _start_scale_macs,
+    '_pola_streams': _streams_macs,
 }
 FLOP_FORMULAS.update(
-    (getattr(torch.ops.mmlaplace, name), formula)
-    for name, formula in NATIVE_FORMULAS.items()
+    (getattr(torch.ops.mmlaplace, name), _flops_of(macs))
+    for name, macs in MACS.items()
     if name in _native.AVAILABLE
 )
 
@@ -271,23 +206,21 @@ def mmengine_flop_handles() -> dict:
     ``FlopAnalyzer(model, inputs).set_op_handle(**mmengine_flop_handles())``.
     """
 
-    def handle(macs: Callable[..., int], *shapes: int, value: Optional[int] = None) -> Callable:
-        """MACs by the shapes of these inputs, and by the value of another one."""
+    def argument(value: Any) -> Any:
+        """The shape of a tensor, or another value."""
+        is_tensor = value.type().kind() == 'TensorType'
+        return value.type().sizes() if is_tensor else value.toIValue()
 
-        def count(inputs: list, outputs: list) -> int:
-            arguments = [inputs[i].type().sizes() for i in shapes]
-            if value is not None:
-                arguments.append(inputs[value].toIValue())
-            return macs(*arguments)
-
-        return count
+    def handle(macs: Callable[..., int], count: Optional[int] = None) -> Callable:
+        """MACs by the arguments of an op, or by the first of them."""
+        return lambda inputs, outputs: macs(*map(argument, inputs[:count]))
 
     def axes(inputs: list) -> List[int]:
         return [axis.toIValue() for axis in inputs[2].node().inputs()]
 
     def matmul(inputs: list, outputs: list) -> int:
         # mmengine counts no matrices of the second factor that the first has not.
-        return _product(outputs[0].type().sizes()) * inputs[0].type().sizes()[-1]
+        return product(outputs[0].type().sizes()) * inputs[0].type().sizes()[-1]
 
     def real_fourier(inputs: list, outputs: list) -> int:
         return _fourier_macs(inputs[0].type().sizes(), axes(inputs))
@@ -297,18 +230,11 @@ def mmengine_flop_handles() -> dict:
 
     return {
         'aten::matmul': matmul,
-        'aten::cdist': handle(_cdist_macs, 0, 1),
-        'mmlaplace::laplacian_kernel': handle(_cdist_macs, 0, 1),
-        'mmlaplace::gaussian_kernel': handle(_cdist_macs, 0, 1),
-        'mmlaplace::newton_schulz_inverse': handle(_newton_schulz_macs, 0, value=1),
-        'mmlaplace::_newton_start_scale': handle(_start_scale_macs, 0, value=2),
-        'mmlaplace::nystrom_attention': handle(_nystrom_macs, 0, 1, 3, value=9),
-        'mmlaplace::normalized_nystrom_attention': handle(_normalized_nystrom_macs, 0, 1, 3),
-        'mmlaplace::linear_attention': handle(_linear_macs, 0, 1, 2, value=7),
-        'mmlaplace::cholesky_inverse': handle(_cholesky_inverse_macs, 0),
-        'aten::linalg_cholesky_ex': handle(_cholesky_macs, 0),
-        'aten::linalg_solve_triangular': handle(_triangular_macs, 0),
+        'aten::cdist': handle(distance_macs, 2),
+        **{f'mmlaplace::{name}': handle(macs) for name, macs in MACS.items()},
+        'aten::linalg_cholesky_ex': handle(_cholesky_macs, 1),
+        'aten::linalg_solve_triangular': handle(_triangular_macs, 1),
         'aten::fft_rfft2': real_fourier,
         'aten::fft_irfft2': inverse_fourier,
-        'aten::scaled_dot_product_attention': handle(_attention_macs, 0, 1, 2),
+        'aten::scaled_dot_product_attention': handle(_attention_macs, 3),
     }

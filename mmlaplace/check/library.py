@@ -3,7 +3,7 @@
 import inspect
 import re
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import List, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import ops
 from ..ops import _native
 from ..ops._sources import source_state
+from ..ops.table import OPS
 from .finding import Finding, describe
 from .fixes import PACKAGE, TESTED_SET, build_library, gpu_arches
 
@@ -80,52 +81,6 @@ def native_ops() -> List[str]:
     ]
 
 
-def random_tokens() -> Tuple[Tensor, Tensor]:
-    """Random queries ``(1, 2, 37, 8)`` and keys ``(1, 2, 5, 8)``."""
-    # With a separate generator on the CPU, the numbers are the same on every device.
-    generator = torch.Generator().manual_seed(0)
-    queries, keys = (torch.randn(1, 2, count, 8, generator=generator) for count in (37, 5))
-    return queries, keys
-
-
-def random_spd() -> Tuple[Tensor]:
-    """Positive definite matrices ``(1, 2, 37, 37)`` with condition numbers below 20."""
-    tokens, _ = random_tokens()
-    return (ops.laplacian_kernel(tokens, tokens, 4.0, backend='reference'),)
-
-
-def random_attention() -> Tuple[Tensor, ...]:
-    """Queries, keys and values ``(1, 2, 37, 8)``, landmarks ``(1, 2, 5, 8)`` and an inverse.
-
-    The inverse ``(1, 2, 5, 5)`` is that of the landmarks' kernel.
-    """
-    tokens, landmarks = random_tokens()
-    kernel = ops.laplacian_kernel(landmarks, landmarks, 4.0, backend='reference')
-    return tokens, tokens.flip(2), tokens.roll(1, 2), landmarks, kernel.inverse()
-
-
-def random_features() -> Tuple[Tensor, ...]:
-    """Queries, keys and values ``(1, 2, 37, 8)``."""
-    tokens, _ = random_tokens()
-    return tokens, tokens.flip(2), tokens.roll(1, 2)
-
-
-# For each op, a function that makes the inputs with gradients, and the further arguments. A new op
-# needs a new row.
-EXAMPLES: Dict[str, Tuple[Callable[[], Tuple[Tensor, ...]], tuple]] = {
-    'cholesky_inverse': (random_spd, ()),
-    'gaussian_kernel': (random_tokens, (2.0,)),
-    'laplacian_kernel': (random_tokens, (4.0,)),
-    'linear_attention': (random_features, ()),
-    'newton_schulz_inverse': (random_spd, ()),
-    'nystrom_attention': (random_attention, (4.0,)),
-    'pooled_landmarks': (lambda: random_tokens()[:1], ((1, 37),)),
-}
-OPTIONS: Dict[str, Dict[str, Any]] = {
-    'linear_attention': dict(features='elu_plus_one', streams=2),
-    'nystrom_attention': dict(whitening_eps=1e-5),
-    'pooled_landmarks': dict(cells=(1, 5)),
-}
 # The largest accepted error, relative to the largest value. fp32 rounds by 6e-8. Short sums and
 # condition numbers below 20 make this 1e-6 at most. A wrong kernel is wrong in the first digits.
 TOLERANCE = 1e-5
@@ -157,13 +112,12 @@ def check_op(name: str, device: torch.device) -> Finding:
 
 def relative_errors(name: str, device: torch.device) -> Tuple[float, float]:
     """Relative errors of an op in fp32 against its fp64 reference: of its result and gradients."""
-    make_inputs, arguments = EXAMPLES[name]
-    inputs = make_inputs()
+    example = OPS[name]
+    inputs = example.tensors().values()
 
     def run(dtype: torch.dtype, backend: str) -> List[Tensor]:
         leaves = [x.detach().to(device, dtype).requires_grad_() for x in inputs]
-        options = OPTIONS.get(name, {})
-        out = getattr(ops, name)(*leaves, *arguments, backend=backend, **options)
+        out = getattr(ops, name)(*leaves, backend=backend, **example.options)
         return [out, *torch.autograd.grad(out.square().sum(), leaves)]
 
     pairs = zip(run(torch.float32, 'auto'), run(torch.float64, 'reference'))

@@ -2,6 +2,9 @@
 //
 // The functions of the metrics of metrics.h. V is a vector on the CPU and a number on the GPU. The
 // namespace that includes this file has the functions `abs` and `sign` of V.
+//
+// An op with a metric of its own defines MMLAPLACE_METRIC_FUNCTIONS, the path of the file of its
+// functions, seen from here.
 
 template <class V>
 MMLAPLACE_INLINE V accumulate(Laplacian, V sum, V difference) {
@@ -20,3 +23,7 @@ template <class V>
 MMLAPLACE_INLINE V slope(Gaussian, V weight, V difference) {
   return weight * difference;
 }
+
+#ifdef MMLAPLACE_METRIC_FUNCTIONS
+#include MMLAPLACE_METRIC_FUNCTIONS
+#endif

@@ -9,6 +9,7 @@ from mmlaplace.ops import _native
 from mmlaplace.ops.newton_start_scale import newton_start_scale
 from mmlaplace.ops.pola_streams import pola_streams
 from mmlaplace.ops.signed_powers import signed_powers
+from mmlaplace.ops.table import OPS
 
 Q, ONE, EYE = torch.randn(1, 2, 6, 4), torch.ones(1), torch.eye(3)
 TABLE = torch.ones(2, 1, 6)
@@ -60,6 +61,11 @@ COMPILED = {
     'linear_attention': LINEAR,
     '_linear_attention_backward': dict(LINEAR, grad=Q, sums=torch.ones(1, 2, 4, 5)),
 }
+for _name, _row in OPS.items():
+    if _name not in PUBLIC:  # newer ops
+        PUBLIC[_name] = {**_row.tensors(), **_row.options}
+        if _row.compiled is None:
+            COMPILED[_name] = PUBLIC[_name]
 NAN, INF, HUGE = float('nan'), float('inf'), 1 << 62
 NOT_POSITIVE = [0.0, -0.0, -1.0, -1e-300, NAN, INF, -INF]
 # Values that each op refuses which has such an argument.

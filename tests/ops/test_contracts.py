@@ -15,11 +15,12 @@ from test_pooled_landmarks import table
 
 from mmlaplace import ops
 from mmlaplace.analysis.measuring import tensor_memory
+from mmlaplace.ops.table import OPS as TABLE
 
 KERNELS = ('laplacian_kernel', 'gaussian_kernel')
 INVERSES = ('newton_schulz_inverse', 'cholesky_inverse')
 READS_HALVES = ('nystrom_attention', 'pooled_landmarks', 'linear_attention')
-OPS = {name: getattr(ops, name) for name in (*KERNELS, *INVERSES, *READS_HALVES)}
+OPS = {name: getattr(ops, name) for name in TABLE}
 
 
 def with_numerator(q, k, v, top_q, top_k, **options):
@@ -41,6 +42,9 @@ def example(name, dtype=torch.float64, device='cpu', size=30):
     if name == 'pooled_landmarks':
         k, options = pooled_case('uneven-cells' if size == 30 else 'wide-rows', dtype, device)
         return dict(k=k), options
+    if name not in (*KERNELS, *INVERSES):  # a newer op
+        tensors = TABLE[name].tensors().items()
+        return {k: v.to(device, dtype) for k, v in tensors}, dict(TABLE[name].options)
     q, k = (torch.randn(2, 3, count, 16, dtype=torch.float64) for count in (size, 9))
     if name in INVERSES:
         return dict(mat=ops.laplacian_kernel(k, k, 16.0).to(device, dtype)), dict(ridge=0.1)

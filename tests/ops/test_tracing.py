@@ -1,5 +1,7 @@
 """The native ops inside torch.compile, torch.export and under torch's own op checks."""
 
+import functools
+
 import pytest
 import torch
 from conftest import NO_GPU, needs_torch
@@ -7,6 +9,7 @@ from op_results import results
 
 from mmlaplace import ops
 from mmlaplace.ops import _native
+from mmlaplace.ops.table import OPS as TABLE
 
 DEVICES = ['cpu', pytest.param('cuda', marks=NO_GPU)]
 needs_compile = needs_torch(2, 4)
@@ -40,20 +43,32 @@ def features(streams=1, **kw):
     return q, k, v, *tops, 1e-2, 'elu_plus_one', streams
 
 
-# Every native op of the library with arguments for it; a new op is a new row.
-ARGUMENTS = {
-    'laplacian_kernel': lambda **kw: (points(2, 3, 11, 5, **kw), points(2, 3, 4, 5, **kw), 2.0),
-    'gaussian_kernel': lambda **kw: (points(2, 3, 11, 5, **kw), points(2, 3, 4, 5, **kw), 2.0),
-    'newton_schulz_inverse': lambda **kw: (spd(**kw), 20, 1e-2),
-    'cholesky_inverse': lambda **kw: (spd(**kw), 1e-2),
-    'nystrom_attention': attention,
-    'linear_attention': features,
-    'pooled_landmarks': lambda **kw: (points(2, 3, 12, 5, **kw), None, 'half', 3, 4, None, None, 2),
-}
+def of_table(name, device='cpu', dtype=torch.float32, requires_grad=True):
+    """Arguments of a compiled op, as the table of ops calls it."""
+    tensors = {
+        key: value.to(device, dtype).requires_grad_(requires_grad)
+        for key, value in TABLE[name].tensors().items()
+    }
+    return TABLE[name].compiled_arguments(**tensors)
+
+
+# Every native op of the library with arguments for it. Two have more kinds than their row.
+ARGUMENTS = {name: functools.partial(of_table, name) for name in TABLE}
+ARGUMENTS.update(nystrom_attention=attention, linear_attention=features)
 
 
 def test_every_public_native_op_is_in_the_table():
-    assert set(ARGUMENTS) == {name for name in _native.AVAILABLE if not name.startswith('_')}
+    assert set(TABLE) == {name for name in _native.AVAILABLE if not name.startswith('_')}
+
+
+@needs_compile
+@pytest.mark.parametrize('name', TABLE)
+def test_a_row_of_the_table_calls_the_op_and_its_function_alike(name):
+    op, row = getattr(torch.ops.mmlaplace, name), TABLE[name]
+    tensors = {key: value.double() for key, value in row.tensors().items()}
+    out = op(*row.compiled_arguments(**tensors))
+    expected = getattr(ops, name)(**tensors, **row.options, backend='reference')
+    torch.testing.assert_close(out[0] if isinstance(out, tuple) else out, expected)
 
 
 @pytest.mark.sampled(5)
@@ -81,7 +96,7 @@ def test_inverses_of_any_size_have_the_strides_that_graphs_expect(name, size, de
 
 @needs_compile
 @pytest.mark.parametrize('device', DEVICES)
-@pytest.mark.parametrize('name', [n for n in ARGUMENTS if 'inverse' not in n])
+@pytest.mark.parametrize('name', [n for n in ARGUMENTS if f'_{n}_backward' in _native.AVAILABLE])
 def test_opcheck_of_the_gradients(name, device):
     backward = getattr(torch.ops.mmlaplace, f'_{name}_backward').default
     arguments = ARGUMENTS[name](device=device, requires_grad=False)
@@ -91,6 +106,17 @@ def test_opcheck_of_the_gradients(name, device):
     kept = {'pooled_landmarks': (), 'linear_attention': out[1:], 'nystrom_attention': out[1:]}
     inputs = (grad, *arguments[:tensors], *kept.get(name, (out,)), *arguments[tensors:])
     torch.library.opcheck(backward, inputs)
+
+
+IN_ALL_OPS = (
+    'laplacian_kernel',
+    'gaussian_kernel',
+    'newton_schulz_inverse',
+    'cholesky_inverse',
+    'nystrom_attention',
+    'linear_attention',
+    'pooled_landmarks',
+)
 
 
 def all_ops(q, k, ops=ops):
@@ -153,7 +179,7 @@ def test_a_step_compiles_whose_backward_runs_outside_of_its_graphs():
 def test_jit_trace_keeps_the_ops():
     q, k = points(2, 3, 12, 8, requires_grad=False), points(2, 3, 5, 8, requires_grad=False)
     traced = torch.jit.trace(all_ops, (q, k))
-    assert all(f'mmlaplace::{name}' in str(traced.graph) for name in ARGUMENTS)
+    assert all(f'mmlaplace::{name}' in str(traced.graph) for name in IN_ALL_OPS)
     torch.testing.assert_close(traced(2 * q, 2 * k), all_ops(2 * q, 2 * k))
 
 
@@ -165,8 +191,8 @@ def test_an_exported_graph_keeps_the_ops_and_their_gradients(backend):
     with ops.use_backend(backend):
         program = torch.export.export(AllOps(), (q, k), dynamic_shapes=({2: tokens}, None))
         code = program.graph_module.print_readable(print_output=False)
-        kept = [name for name in ARGUMENTS if f'mmlaplace.{name}.default' in code]
-        assert kept == (list(ARGUMENTS) if backend == 'auto' else ['linear_attention'])
+        kept = [name for name in IN_ALL_OPS if f'mmlaplace.{name}.default' in code]
+        assert kept == (list(IN_ALL_OPS) if backend == 'auto' else ['linear_attention'])
         inputs = points(2, 3, 40, 8), k.requires_grad_()  # no gradients when the graph was made
         found, expected = (
             results(f, inputs, torch.ones_like(inputs[0])) for f in (program.module(), all_ops)
