@@ -163,7 +163,7 @@ def test_towers_of_timm_give_their_maps_at_any_size(name, released, tmp_path):
         assert_close(found.flatten(2).mT, tokens[:, model.num_prefix_tokens :])
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(8, 13)
 @pytest.mark.parametrize('name', manifests())
 def test_every_released_checkpoint_converts_whole(name):
     for content in manifests()[name].values():

@@ -65,7 +65,7 @@ FURTHER_OFF = {f'softpp-small{kind}_8xb128_in1k': 0.035 for kind in ('', '-nonor
 NORMS = (torch.nn.LayerNorm, torch.nn.GroupNorm, _BatchNorm)
 
 
-def each(paths, slow=3):
+def each(paths, slow=7):
     def case(path):
         name = str(path.relative_to(CONFIGS).with_suffix(''))
         # Of several processes one has all tests of a config, as it keeps what it parsed and built.
@@ -309,7 +309,7 @@ def metadata() -> dict:
 
 
 @pytest.mark.slow
-@each(CLASSIFIERS, slow=13)
+@each(CLASSIFIERS, slow=29)
 def test_size_has_the_published_parameters_and_cost(path):
     figures = metadata()[path]
     near, near_macs = NEAR_OF.get(path.parent.name, NEAR)

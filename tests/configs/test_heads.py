@@ -40,7 +40,7 @@ def test_a_head_is_built_for_each_backbone(path, backbone, monkeypatch):
     assert preprocessor.mean == [123.675, 116.28, 103.53] and preprocessor.bgr_to_rgb
 
 
-@pytest.mark.sampled(7, 2)
+@pytest.mark.sampled(7, 4)
 @pytest.mark.parametrize('path', HEADS, ids=lambda path: path.stem)
 @pytest.mark.slow
 def test_a_head_trains_for_a_step_and_predicts(path, monkeypatch):

@@ -54,7 +54,7 @@ SINCE = {'torch.export': (2, 6), 'torch.onnx by torch.export': (2, 7)}
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(7, 7)
+@pytest.mark.sampled(10, 10)
 @pytest.mark.parametrize(
     'way', [*list(WAYS)[:-1], pytest.param(list(WAYS)[-1], marks=pytest.mark.thorough)]
 )

@@ -3,12 +3,11 @@
 import json
 import re
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, micro_config
+from conftest import ROOT, micro_config, run_script
 from mmengine.config import Config
 from processes import PATIENCE, run, signal_all, start_machines, wait_until
 
@@ -38,9 +37,10 @@ def config(mini_data, folder, name: str, batch_size: int) -> Path:
 
 
 def train(path: Path, processes: int) -> None:
-    several = ['bash', DIST_TRAIN, path, processes]
-    command = several if processes > 1 else [sys.executable, TRAIN, path]
-    result = run(command, cwd=path.parent)
+    if processes == 1:
+        result = run_script(TRAIN, path)
+    else:
+        result = run(['bash', DIST_TRAIN, path, processes], cwd=path.parent)
     assert result.returncode == 0, (result.stdout + result.stderr)[-3000:]
     assert result.stdout.count('\nTrained: accuracy/top1 ') == 1  # by the first process alone
     assert 'System environment' not in result.stdout

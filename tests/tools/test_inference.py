@@ -48,7 +48,9 @@ assert result.pred_sem_seg.data.shape == (1, 90, 120)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('toolbox', CASES)
+@pytest.mark.parametrize(
+    'toolbox', [t if t == 'mmdet' else pytest.param(t, marks=pytest.mark.thorough) for t in CASES]
+)
 def test_one_toolbox_alone(toolbox, tmp_path):
     """The other two cannot be imported, nor mmcv's compiled ops where the table has no need."""
     name, code = CASES[toolbox]
