@@ -12,7 +12,8 @@ from unittest import mock
 
 import broken_attentions
 import pytest
-from conftest import ROOT, registered, run_python
+from conftest import ROOT, registered
+from mmengine.config import Config
 from mmengine.registry import MODELS
 
 from mmlaplace.__main__ import main
@@ -22,6 +23,7 @@ from mmlaplace.lab.compare.contract import FAILED, NOT_CHECKED, NOT_PROMISED, ch
 from mmlaplace.lab.compare.frames import SHARED, candidate
 from mmlaplace.lab.compare.plan import CUTS, Plan, fitting
 from mmlaplace.lab.compare.points import POINTS
+from mmlaplace.model_zoo import build_model
 from mmlaplace.models import BaseAttention
 
 FILE = (ROOT / 'docs/tutorials/add_attention.md').read_text()
@@ -151,15 +153,15 @@ def test_options_in_a_name_win_over_the_shared_frame():
 
 
 TINY = Plan(1, (0.004,), ('recall',), (32,), (), 2, 2)
-CHECK = """
-import sys
-from mmengine.config import Config
-from mmlaplace.model_zoo import build_model
-for path in sys.argv[1:]:
-    model = build_model(Config.fromfile(path))
-    print([type(block.attn).__name__ + '/' + type(getattr(block.attn, 'attn', None)).__name__
-           for stage in model.backbone.stages for block in stage['blocks']])
-"""
+
+
+def attentions_of(path) -> list:
+    """Those of the model of a config, which knows neither the user's file nor its class before."""
+    sys.modules.pop('elu_attention', None)
+    MODELS.module_dict.pop('EluAttention', None)
+    backbone = build_model(Config.fromfile(path)).backbone
+    found = [block.attn for stage in backbone.stages for block in stage['blocks']]
+    return [f'{type(a).__name__}/{type(getattr(a, "attn", None)).__name__}' for a in found]
 
 
 @pytest.mark.slow
@@ -180,21 +182,19 @@ def test_a_run_ends_in_a_page_with_configs_and_continues(tmp_path, monkeypatch, 
         assert part in text
     assert 'no result' not in text
     assert set(re.findall(r'src="(data:image/png|[^"]*)', page)) == {'data:image/png'}
-    configs = [out / 'configs' / recipe.file.replace('NAME', 'elu') for recipe in RECIPES]
-    done = run_python('-c', CHECK, *configs)
-    assert done.returncode == 0, done.stderr
-    built = [eval(line) for line in done.stdout.splitlines() if line.startswith('[')]
-    swin, deit, pvt, detector = built  # the toolboxes print lines too
-    windows = [f'WindowAttention/{name}Attention' for name in ['Elu'] * 4 + ['Softmax'] * 8]
-    assert swin == detector == windows
-    assert set(deit) == set(pvt) == {'EluAttention/NoneType'}
-
     log = (out / 'runs/tasks.jsonl').read_text()
     assert main(words) == 0 and (out / 'runs/tasks.jsonl').read_text() == log
     settings = json.loads((out / 'settings.json').read_text())
     (out / 'settings.json').write_text(json.dumps(dict(settings, source='of another file')))
     capsys.readouterr()
     assert main(words) == 2 and 'before its file changed' in capsys.readouterr().err
+
+    configs = [out / 'configs' / recipe.file.replace('NAME', 'elu') for recipe in RECIPES]
+    monkeypatch.setattr(sys, 'path', [*sys.path])  # which the configs lengthen
+    swin, deit, pvt, detector = map(attentions_of, configs)
+    windows = [f'WindowAttention/{name}Attention' for name in ['Elu'] * 4 + ['Softmax'] * 8]
+    assert swin == detector == windows
+    assert set(deit) == set(pvt) == {'EluAttention/NoneType'}
 
 
 BROKEN = {
