@@ -18,7 +18,7 @@ from conftest import ROOT
 from mmengine.config import Config
 from mmengine.registry import TRANSFORMS
 from PIL import Image
-from saved_weights import build as backbone
+from small_backbone import build as backbone
 from small_data import (
     SIDE,
     WRITE,

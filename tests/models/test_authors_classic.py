@@ -159,7 +159,7 @@ def test_skyformer(unit):
     )
     # The authors' draw, set by set.
     drawn = unit.tensors('in:')['sketching_matrix'].flatten(1)
-    attention.draw = lambda images, queries, keys: drawn
+    attention.draw = lambda q, k: drawn
     unit.assert_same_rule(attention)
 
 
@@ -237,7 +237,7 @@ def reformer(unit):
         duplicates=unit.settings['allow_duplicate_attention'],
     )
     rotations = unit.tensors('in:')['rotations'][0].transpose(0, 1)  # (rounds, d, buckets / 2)
-    attention.rotations = lambda buckets: rotations
+    attention.rotations = lambda buckets, like: rotations
     return attention
 
 

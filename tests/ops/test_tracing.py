@@ -103,7 +103,8 @@ def test_opcheck_of_the_gradients(name, device):
     out = getattr(torch.ops.mmlaplace, name)(*arguments)
     grad = torch.randn_like(out[0] if isinstance(out, tuple) else out)
     tensors = sum(value is None or isinstance(value, torch.Tensor) for value in arguments[:7])
-    kept = {'pooled_landmarks': (), 'linear_attention': out[1:], 'nystrom_attention': out[1:]}
+    attentions = ('linear_attention', 'nystrom_attention', 'normalized_nystrom_attention')
+    kept = {'pooled_landmarks': (), **{attention: out[1:] for attention in attentions}}
     inputs = (grad, *arguments[:tensors], *kept.get(name, (out,)), *arguments[tensors:])
     torch.library.opcheck(backward, inputs)
 
@@ -114,6 +115,7 @@ IN_ALL_OPS = (
     'newton_schulz_inverse',
     'cholesky_inverse',
     'nystrom_attention',
+    'normalized_nystrom_attention',
     'linear_attention',
     'pooled_landmarks',
 )
@@ -125,6 +127,7 @@ def all_ops(q, k, ops=ops):
     skewed = matrix + 0.1 * matrix.triu(1)  # of which Cholesky inverts the mean of both triangles
     weights = ops.newton_schulz_inverse(matrix) @ ops.cholesky_inverse(skewed, 0.5)
     mixed = ops.nystrom_attention(q, k, k, marks, weights, 4.0, whitening_eps=1e-2)
+    mixed = mixed + ops.normalized_nystrom_attention(q, k, k, marks, weights, 4.0, floor=0.5)
     # On a CPU it is torch's products unless asked, and so no op.
     linear = ops.linear_attention(q, k, k, features='elu_plus_one', backend='native')
     return mixed + linear + ops.gaussian_kernel(q, marks, 2.0) @ weights @ marks

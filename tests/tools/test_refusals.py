@@ -248,7 +248,7 @@ def dry_run(tmp_path, monkeypatch, capsys):
         return dict(row, seconds=1, MB=1, loss=1, metrics={})
 
     def call(*words):
-        options = ['--work-dir', str(tmp_path), '--random-images', '64', '64']
+        options = ['--work-dir', str(tmp_path), '--random-images', '--image-size', '64', '64']
         monkeypatch.setattr(sys, 'argv', ['dry_run.py', *map(str, words), *options])
         try:
             tool.main()
