@@ -148,6 +148,10 @@ def test_another_number_of_classes_or_channels_is_made_from_the_rest(downloaded,
     line = r'TimmClassifier from mmlaplace://ravlt_tiny \(http.*RAVLT_T.pth\).*matched \d+ of'
     assert re.match(line, said)
     assert 'head of 1000 classes left out, as the model has 10' in said
+    model.neck.projection.weight.data.zero_()
+    report = load_weights(model, 'mmlaplace://ravlt-tiny', skip=['neck'], adapt_input_conv=True)
+    assert not model.neck.projection.weight.any()
+    assert not any(name.startswith(('neck', 'head')) for name in (*report.matched, *report.missing))
 
 
 def test_a_name_converts_to_a_file(downloaded, tmp_path):
