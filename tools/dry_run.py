@@ -255,10 +255,10 @@ def print_table(rows: List[dict]) -> None:
 
 def take_former_size(args: argparse.Namespace) -> None:
     """Take ``--random-images H W``, as the size was given before, for ``--image-size H W``."""
-    sides = [config for config in args.configs if config.name.isdecimal()]
-    if args.random_images and len(sides) == 2 and not args.image_size:
-        args.configs = [config for config in args.configs if config not in sides]
-        args.image_size = [int(side.name) for side in sides]
+    former = args.random_images
+    args.random_images = former is not None
+    if former:
+        args.image_size = args.image_size or [former[0], former[-1]]
 
 
 def main() -> None:
@@ -269,7 +269,9 @@ def main() -> None:
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/dry_run'))
     parser.add_argument('--iterations', type=positive, default=2, help='of training (default: 2)')
     parser.add_argument('--batch-size', type=positive, default=2, help='of training (default: 2)')
-    parser.add_argument('--random-images', action='store_true', help='instead of any data')
+    parser.add_argument(
+        '--random-images', nargs='*', type=positive, metavar='', help='instead of any data'
+    )
     parser.add_image_size(
         nargs=2,
         type=positive,

@@ -47,6 +47,19 @@ def logged(cfg) -> tuple:
     return tuple(starts)
 
 
+def test_a_row_of_long_range_arena_has_the_attention_that_it_names():
+    table = paper_tables.read_table('softpp_table_12')
+    kinds = {
+        row.name: {run.full.load().model.backbone.attn_cfg.type for run in row.runs}
+        for row in table.rows
+        if row.name in ('reformer', 'linformer')
+    }
+    assert kinds == dict(reformer={'ReformerAttention'}, linformer={'LinformerAttention'})
+    (run, *_) = table.row('linformer').runs
+    assert run.full.variables == dict(ATTENTION='linformer')
+    assert run.full.path().name == 'listops_as-softpp.py'
+
+
 def test_a_listed_row_is_one_line_with_its_config_and_its_options():
     printed = output_of(ROOT / 'studies/reproduce.py', '--list', 'laplacianformer_bandwidth')
     rows = [line for line in printed.splitlines() if ' own ' in line]

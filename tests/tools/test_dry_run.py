@@ -100,6 +100,24 @@ def test_all_configs_are_found_and_keep_their_pipelines(tmp_path):
     assert tool.shorten(Config.fromfile(path), tmp_path, tmp_path).model.backbone.init_cfg is None
 
 
+@pytest.mark.parametrize(
+    ('words', 'shape'),
+    [
+        (['--random-images', '--image-size', '64', '96'], (64, 96)),
+        (['--random-images', '64', '96'], (64, 96)),  # as the size was given before
+        (['--random-images'], (48, 48)),  # the config's
+    ],
+)
+def test_random_images_have_the_size_that_is_asked_for(words, shape, tmp_path, monkeypatch):
+    tool, seen = load_tool('tools/dry_run.py'), []
+    micro = ROOT / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
+    call = [str(micro), *words, '--here', '--work-dir', str(tmp_path)]
+    monkeypatch.setattr('sys.argv', ['dry_run.py', *call])
+    monkeypatch.setattr(tool, 'train_and_predict', lambda *args: seen.append(args[1:]) or {})
+    tool.main()
+    assert seen == [(shape, 2)]
+
+
 @pytest.mark.slow
 def test_random_images_need_no_data_and_no_weights(tmp_path):
     weights = dict(type='Pretrained', checkpoint='mmlaplace://ravlt-tiny')

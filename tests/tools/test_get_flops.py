@@ -16,6 +16,7 @@ from mmlaplace.analysis import measuring
 from mmlaplace.analysis.complexity import count_complexity, mmengine_flop_handles
 from mmlaplace.analysis.networks import Network, image_size
 from mmlaplace.analysis.training_memory import LayerByLayer, estimate_training
+from mmlaplace.lab.side_by_side.attention_cost import cost_of
 from mmlaplace.model_zoo import get_config, read_models
 from mmlaplace.models import BaseAttention, LaplacianAttention
 from mmlaplace.ops import use_backend
@@ -149,7 +150,9 @@ def test_the_tool_prints_ours_beside_the_published():
         ([CLASSIFIER, '--num-images', 2, '--time'], 'give it alone'),
         (['--attention', 'Laplace'], "no attention 'Laplace'"),
         (['--attention', 'LinearAttention', '--image-size', 64, 96], 'measures square images'),
-        ([CLASSIFIER, '--attention', 'LinearAttention'], 'leave one of them out'),
+        ([CLASSIFIER, '--attention', 'LinearAttention'], 'no model; leave CONFIG out'),
+        (['--attention', 'LinearAttention', '--memory'], 'no model; leave --memory out'),
+        ([CLASSIFIER, '--memory', '--time'], 'estimates instead of measuring'),
         (['softpp-tiny_8xb128', 'no_such_model'], "matches 'no_such_model'"),
         (['--match', 'no_such_model'], "no classifier has one of .'no_such_model'."),
     ],
@@ -219,6 +222,9 @@ def test_attentions_are_measured_in_a_host(tmp_path):
     for row in rows:
         assert list(row['cost']) == ['forward', 'forward and backward']
         assert all([r['side'] for r in p['rows']] == [32, 64] for p in row['cost'].values())
+    # Memory is the same in each call, and another one in another host.
+    own = cost_of(names[0], 'vit', [32, 64])['forward']['rows']
+    assert [r['MB'] for r in rows[0]['cost']['forward']['rows']] == [r['MB'] for r in own]
 
 
 NAME, SIDE = 'polaformer-pvtv2-b0_8xb128_in1k', (128, 128)

@@ -72,6 +72,9 @@ from mmlaplace.model_zoo import ModelInfo, find_models, get_config, read_models
 from mmlaplace.models import PyramidBackbone
 from mmlaplace.toolboxes import TOOLBOXES
 
+# Arguments that are not for --attention.
+OF_MODELS = ('configs', 'match', 'num_images', 'length', 'attn_cfg', 'cfg_options')
+OF_MODELS += ('time', 'batch_size', 'attention_term', 'memory')
 Shape = Tuple[int, int]  # height and width of images, or sequences of a sample and their length
 
 
@@ -479,8 +482,12 @@ def check_args(parser: ToolParser, args: Namespace) -> None:
         parser.error('--checkpoint is for --attention-term, as the other figures need no weights')
     if args.num_images and (args.image_size or args.time or args.attention_term or args.memory):
         parser.error('--num-images counts images in their own sizes; give it alone')
-    if args.attention and (args.configs or args.match):
-        parser.error('--attention measures attentions, and no CONFIG; leave one of them out')
+    if args.memory and (args.time or args.attention_term):
+        parser.error('--memory estimates instead of measuring; give --time and others without it')
+    for option in OF_MODELS if args.attention else ():
+        if getattr(args, option):
+            name = 'CONFIG' if option == 'configs' else f'--{option.replace("_", "-")}'
+            parser.error(f'--attention measures attentions, and no model; leave {name} out')
     if args.attention and any(height != width for height, width in args.image_size or ()):
         parser.error('--attention measures square images; give one side to each --image-size')
 

@@ -223,6 +223,22 @@ def cost(attention, host, seconds):
     return dict(settings=settings, cost={'forward': found, 'forward and backward': found})
 
 
+def test_the_arguments_of_a_comparison_reach_its_jobs(tmp_path):
+    words = '--attentions XCAttention LiteMLA --hosts vit swin --seeds 3 4 --epochs 5'
+    words += f' --image-size 64 96 --study digits --work-dir {tmp_path} --data-root few'
+    args = trainings.parser_of(['XCAttention']).parse_args(words.split())
+    jobs = trainings.training_jobs(args)
+    first = attention_study.settings_of('XCAttention', 'vit', 3, 'digits', 5)
+    assert jobs[0].settings == first and jobs[0].arguments[-1] == Path('few')
+    assert len({job.path for job in jobs}) == len(jobs) == 2 * 2 * 2
+    of_a_seed = [job.settings['seed'] for job in jobs[:4]]
+    assert of_a_seed == [3, 3, 4, 4]  # all attentions have a seed before the next one begins
+    costs = trainings.cost_jobs(args)
+    for job, name in zip(costs, args.attentions):
+        assert job.settings == attention_study.cost_settings(name, 'vit', [64, 96])
+        assert job.arguments[:3] == (name, 'vit', [64, 96])
+
+
 def test_a_part_of_a_result_is_run_again_and_left_out_of_tables(tmp_path):
     half, whole = tmp_path / 'result.json', made_up('XCAttention', 0, 60.0)
     half.write_text('{"settings": {"atten')
