@@ -179,6 +179,15 @@ def test_every_released_checkpoint_converts_whole(name):
         assert counted == pytest.approx(content['parameters'], rel=1e-3)
 
 
+def test_the_rows_of_released_classifiers_are_of_the_model_that_they_name():
+    addresses = [model.weights for model in PUBLISHED.values() if model.weights]
+    assert len(addresses) == len(set(addresses))
+    for name, model in PUBLISHED.items():
+        arch = model.backbone['arch']
+        if isinstance(arch, str) and model.backbone['type'] != 'XCiTBackbone':  # such as t12
+            assert f'_{arch.replace("-", "_")}' in name, name
+
+
 @pytest.fixture(scope='module')
 def b0(tmp_path_factory):
     """Random weights by the names of the authors or of timm."""

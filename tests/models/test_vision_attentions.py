@@ -287,3 +287,17 @@ def test_signed_powers_have_derivatives_of_two_orders():
     leaves[0].data[leaves[0].abs() < 0.1] = 0.1  # finite differences must not cross zero
     assert gradcheck(signed_powers, leaves)
     assert gradgradcheck(signed_powers, leaves)
+
+
+def test_biases_for_fewer_agents_are_resized_over_the_grid_of_agents():
+    attention = make_attention('AgentAttention', num_landmarks=16)
+    heads = attention.num_heads
+    of_two_rows = torch.tensor([0.0, 0.0, 1.0, 1.0])  # by agent, of a grid of 2 x 2
+    for name in ('gather_map', 'gather_rows'):
+        own = getattr(attention, name)
+        stored = of_two_rows.view(1, 4, 1, 1).expand(heads, 4, *own.shape[2:])
+        resized = attention.resize_weight(name, stored)
+        assert resized.shape == own.shape
+        # Bilinear: the centres of four rows lie at 1/8, 3/8, 5/8 and 7/8 of two.
+        by_row = torch.tensor([0.0, 0.25, 0.75, 1.0]).repeat_interleave(4)
+        torch.testing.assert_close(resized[:, :, 0, 0], by_row.expand(heads, 16).to(resized))
