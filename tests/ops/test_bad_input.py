@@ -95,6 +95,7 @@ compiled = pytest.mark.skipif(
 
 # What fits although it is changed.
 PUBLIC_FITS = {
+    'normalized_nystrom_attention': [('q', 'dtype'), ('k', 'dtype'), ('v', 'dtype')],
     'inverse_residual': [('mat', 'device'), ('inverse', 'device')],
     'nystrom_attention': [('q', 'dtype'), ('k', 'dtype'), ('v', 'dtype'), ('scale', 'rank')],
 }
