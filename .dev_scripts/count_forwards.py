@@ -16,11 +16,12 @@ from typing import List
 
 import timm
 import torch
-from marked_tables import ROOT, markdown_table
+from pages.files import ROOT
 from torch import nn
 
 import mmlaplace
 from mmlaplace.commands.command_line import ToolParser
+from mmlaplace.writing import markdown_table
 
 sys.path.append(str(ROOT / 'tests'))
 from called_ops import Called, calls_of

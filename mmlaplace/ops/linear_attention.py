@@ -293,7 +293,7 @@ def _check(
     features: str,
     streams: int,
 ) -> None:
-    # The functions that raise are called for what they refuse alone: models call this in each block.
+    # What raises is called for what it refuses alone, as models call this in each block.
     for name, tensor in (('q', q), ('k', k), ('v', v)):
         if not isinstance(tensor, Tensor) or tensor.dtype not in _checks.FLOATING:
             _checks.check_floating(OP, name, tensor)
