@@ -297,7 +297,7 @@ def test_a_dry_run_refuses_maps_that_no_head_reads(tmp_path, monkeypatch):
     monkeypatch.setenv('BACKBONE', 'dinov2-small')
     tool = load_tool('tools/dry_run.py')
     cfg = Config.fromfile(ROOT / 'configs/heads/mask-rcnn_fpn_1x_coco.py')
-    length = dict(iterations=1, batch_size=1, random_images=[64, 64])
+    length = dict(iterations=1, batch_size=1, random_images=True, image_size=[64, 64])
     with pytest.raises(SystemExit, match='rpn_head reads maps at strides 4, 8, 16, 32, 64'):
         tool.run_here(cfg, tmp_path, tmp_path, length)
     assert 'reads maps' in (tmp_path / tool.REFUSED).read_text()
