@@ -557,7 +557,7 @@ def test_a_metric_of_more_classes_than_there_are_is_refused():
         check_config(cfg, train=False)
         if refused:
             with pytest.raises(
-                FirstCheckError, match=r'val_evaluator has topk=\[1, 5\], .*=3; set'
+                FirstCheckError, match=r'val_evaluator has topk=\(1, 5\), .*=3; set'
             ):
                 check_config(cfg)
         else:

@@ -167,8 +167,10 @@ def small_config(scope: str, folder: Path) -> Path:
         'val_dataloader = val_cfg = val_evaluator = None',
         'test_dataloader = test_cfg = test_evaluator = None',
     ]
-    (folder / 'small.py').write_text('\n'.join(lines))
-    return folder / 'small.py'
+    # The name is that of the run, and mmengine keeps the scope of a run by its name and second.
+    config = folder / f'small_{scope}.py'
+    config.write_text('\n'.join(lines))
+    return config
 
 
 @pytest.mark.slow
