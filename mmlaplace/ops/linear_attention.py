@@ -215,7 +215,12 @@ def linear_attention(
         if out is not None:
             return out
     _check(q, k, v, top_q, top_k, eps, features, streams)
-    tensors = one_dtype(q, k, v, top_q, top_k)
+    tensors = (q, k, v, top_q, top_k)
+    alike = q.dtype == k.dtype == v.dtype
+    if top_q is not None and top_k is not None:
+        alike = alike and top_q.dtype == top_k.dtype == q.dtype
+    if not alike:
+        tensors = one_dtype(*tensors)
     constants = (eps / k.shape[-2] if eps_of_sum else eps, features, streams)
     compute = _native.select(OP, linear_attention_reference, q.device, backend, pays)
     with no_autocast(q.device):
