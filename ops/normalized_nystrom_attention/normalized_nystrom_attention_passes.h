@@ -109,7 +109,7 @@ class Passes : nystrom::Passes<Device, Metric, Tokens, S> {
     return matrices.narrow(1, 0, marks_n_)
         .narrow(2, dims_, 1)
         .contiguous()
-        .view({this->sizes_.batch, this->sizes_.heads, marks_n_});
+        .view(IntArrayRef{this->sizes_.batch, this->sizes_.heads, marks_n_});
   }
   // [mixed, key_sum] with zeros beyond, (batch_heads, padded m, extended).
   Tensor joined(const Tensor& mixed, const Tensor& key_sum) const {
@@ -118,7 +118,7 @@ class Passes : nystrom::Passes<Device, Metric, Tokens, S> {
     const Tensor rows = joined.narrow(2, 0, marks_n_);
     rows.narrow(3, 0, dims_).copy_(mixed);
     rows.narrow(3, dims_, 1).copy_(key_sum.unsqueeze(3));
-    return joined.view({this->heads_, this->m_, extended_});
+    return joined.view(IntArrayRef{this->heads_, this->m_, extended_});
   }
 };
 
