@@ -385,6 +385,16 @@ def test_a_data_set_that_leaves_no_image_is_refused(tmp_path):
     assert_refused(rf'{tmp_path} leaves no image to train on; .*filter_cfg', 'mmpretrain', dataset)
 
 
+def test_images_in_memory_have_no_folder():
+    """As those of MNIST, whose img_prefix raises."""
+    pytest.importorskip('mmpretrain')
+    from mmpretrain.datasets import MNIST
+
+    dataset = MNIST.__new__(MNIST)
+    dataset.data_prefix, dataset.ann_file, dataset.data_root = dict(root='data/mnist'), '', 'data'
+    assert leaves.image_folder(dataset) == '' and leaves.source_of(dataset) == 'data'
+
+
 def test_a_sample_is_spread_from_the_first_to_the_last():
     assert leaves.evenly(5, 9) == [0, 1, 2, 3, 4] and leaves.evenly(101, 3) == [0, 50, 100]
     assert leaves.evenly(1, 9) == [0]

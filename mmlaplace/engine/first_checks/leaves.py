@@ -68,8 +68,8 @@ def source_of(leaf: Any) -> str:
 def image_folder(leaf: Any) -> str:
     """The folder of a data set's images, or ``''``."""
     prefix = getattr(leaf, 'data_prefix', None)
-    if isinstance(prefix, dict):
-        prefix = next((prefix[key] for key in ('img_path', 'img') if prefix.get(key)), '')
+    if isinstance(prefix, dict):  # which img_prefix of mmpretrain reads, and fails without a folder
+        return str(next((prefix[key] for key in ('img_path', 'img') if prefix.get(key)), ''))
     return str(getattr(leaf, 'img_prefix', None) or prefix or '')
 
 
