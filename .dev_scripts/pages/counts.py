@@ -10,6 +10,7 @@ from .files import ROOT, Files, with_count
 from .options import registered
 
 README, WEIGHTS = ROOT / 'README.md', ROOT / 'docs/released_weights.md'
+CHANGELOG = ROOT / 'CHANGELOG.md'
 
 
 def update(files: Files) -> None:
@@ -25,6 +26,7 @@ def update(files: Files) -> None:
             r'(\d+) detectors and segmentors\*\*': with_file(dense),
             r'(\d+) more are behind web\s+pages': on_page(classifiers) + on_page(dense),
         },
+        CHANGELOG: {r'- (\d+) attentions \(': len(registered(BaseAttention))},
         WEIGHTS: {
             r'(\d+) models have the address of a file': with_file(classifiers),
             r'and (\d+) more a web page': on_page(classifiers),
