@@ -9,7 +9,7 @@ import gzip
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ class Source(NamedTuple):
 
 
 def write_attention(
-    path: Path,
+    path: Union[str, Path],
     module: torch.nn.Module,
     inputs: Mapping[str, Tensor],
     hw_shape: Tuple[int, int],
@@ -67,7 +67,7 @@ def write_attention(
 
 
 def write_classifier(
-    path: Path,
+    path: Union[str, Path],
     module: torch.nn.Module,
     images: Tensor,
     source: Source,
@@ -115,11 +115,12 @@ def _rounded(value: Tensor) -> Tensor:
     return value.detach().half().float() if value.is_floating_point() else value.detach()
 
 
-def _write(path: Path, about: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> None:
+def _write(path: Union[str, Path], about: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> None:
     kept = {
         name: sampled(value).to(value.dtype) if name.startswith('out:') else value
         for name, value in arrays.items()
     }
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     values = {name: value.detach().cpu().numpy() for name, value in kept.items()}
     np.savez_compressed(path, about=np.array(json.dumps(about)), **values)

@@ -16,6 +16,7 @@ from unittest import mock
 import pytest
 from conftest import ROOT, output_of
 from mmengine.registry import MODELS
+from reading_golden_files import assert_as_described
 
 READMES = [*ROOT.glob('*.md'), ROOT / 'ops/README.md', *(ROOT / 'configs').rglob('README.md')]
 PAGES = sorted((ROOT / 'docs').rglob('*.md'))
@@ -81,13 +82,17 @@ def test_links_work_where_the_file_is_read_and_python_is_python(path):
     ],
 )
 def test_the_file_of_a_tutorial_runs(page, shape, tmp_path, monkeypatch):
-    file, *rest = code_blocks(ROOT / f'docs/{page}.md', 'python')
-    # The file that a reader saves, and what is typed after importing it.
+    blocks = map(textwrap.dedent, code_blocks(ROOT / f'docs/{page}.md', 'python'))
+    file, *rest = (block for block in blocks if not block.startswith("# where the authors' code"))
+    # The file that a reader saves, and what is typed after importing it, in a folder of its own.
     (tmp_path / 'elu_attention.py').write_text(file)
     (tmp_path / 'typed.py').write_text('\n'.join(['from elu_attention import *', *rest]))
     monkeypatch.delitem(sys.modules, 'elu_attention', raising=False)
+    monkeypatch.chdir(tmp_path)
     with mock.patch.dict(MODELS.module_dict):
         assert shape in output_of(tmp_path / 'typed.py')
+        for golden in tmp_path.glob('tests/data/golden/described/*.npz'):
+            assert_as_described(golden)
     del sys.modules['elu_attention']
 
 

@@ -215,7 +215,12 @@ def linear_attention(
         if out is not None:
             return out
     _check(q, k, v, top_q, top_k, eps, features, streams)
-    tensors = one_dtype(q, k, v, top_q, top_k)
+    tensors = (q, k, v, top_q, top_k)
+    alike = q.dtype == k.dtype == v.dtype
+    if top_q is not None and top_k is not None:
+        alike = alike and top_q.dtype == top_k.dtype == q.dtype
+    if not alike:
+        tensors = one_dtype(*tensors)
     constants = (eps / k.shape[-2] if eps_of_sum else eps, features, streams)
     compute = _native.select(OP, linear_attention_reference, q.device, backend, pays)
     with no_autocast(q.device):
@@ -293,8 +298,10 @@ def _check(
     features: str,
     streams: int,
 ) -> None:
+    # What raises is called for what it refuses alone, as models call this in each block.
     for name, tensor in (('q', q), ('k', k), ('v', v)):
-        _checks.check_floating(OP, name, tensor)
+        if not isinstance(tensor, Tensor) or tensor.dtype not in _checks.FLOATING:
+            _checks.check_floating(OP, name, tensor)
         if tensor.dim() != 4:
             raise ValueError(
                 f'{OP}: {name} must have the four axes (B, heads, tokens, channels), got shape '
@@ -308,7 +315,8 @@ def _check(
     ]
     for name, given, like in (('numerator[0]', top_q, q), ('numerator[1]', top_k, k)):
         if given is not None:
-            _checks.check_floating(OP, name, given)
+            if not isinstance(given, Tensor) or given.dtype not in _checks.FLOATING:
+                _checks.check_floating(OP, name, given)
             shapes.append((name, given, tuple(like.shape)))
     for name, given, expected in shapes:
         if given.shape != expected or given.device != q.device:
@@ -318,7 +326,8 @@ def _check(
             )
     if (top_q is None) != (top_k is None):
         raise ValueError(f'{OP}: a numerator needs both of its tensors, got one')
-    _checks.check_not_negative(OP, 'eps', eps)
+    if not isinstance(eps, float) or not 0 <= eps < float('inf'):
+        _checks.check_not_negative(OP, 'eps', eps)
     if features not in FEATURES:
         raise ValueError(f'{OP}: features must be one of {tuple(FEATURES)}, got {features!r}')
     if streams not in (1, 2):

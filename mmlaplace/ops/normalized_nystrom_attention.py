@@ -105,7 +105,8 @@ class AttentionGradient(_native.Function):
 
         def gradients(grad: Tensor, *tensors: Tensor) -> tuple:
             def attention(*tensors: Tensor) -> Tensor:
-                return normalized_nystrom_attention_reference(*tensors, rotary, *ctx.constants)
+                arguments: Any = (*tensors, rotary, *ctx.constants)
+                return normalized_nystrom_attention_reference(*arguments)
 
             return torch.func.vjp(attention, *tensors)[1](grad)
 

@@ -20,7 +20,10 @@ def upcast(*tensors: Tensor) -> Tuple[Tensor, ...]:
 
 def one_dtype(*tensors: Optional[Tensor]) -> tuple:
     """Tensors in the dtype that all of them promote to. None stays None."""
-    dtypes = [tensor.dtype for tensor in tensors if tensor is not None]
+    dtypes = []
+    for tensor in tensors:
+        if tensor is not None:
+            dtypes.append(tensor.dtype)
     if dtypes.count(dtypes[0]) == len(dtypes):
         return tensors
     shared = functools.reduce(torch.promote_types, dtypes)

@@ -25,6 +25,8 @@ class Op(NamedTuple):
             multiply-accumulates. Default: none.
         compiled: From the arguments of the call, those of the compiled op. Default: the tensors,
             and then the options.
+        reads_halves: Whether it reads fp16 and bf16 under autocast, in the place of tensors that
+            are converted to fp32. Default: False.
         by_reference: For the page of native ops, the sizes that the reference computes. Default:
             none.
     """
@@ -33,6 +35,7 @@ class Op(NamedTuple):
     options: Dict[str, Any]
     macs: Optional[Callable[..., int]] = None
     compiled: Optional[Callable[..., Tuple]] = None
+    reads_halves: bool = False
     by_reference: str = ''
 
     def compiled_arguments(self, **tensors: Tensor) -> Tuple:
@@ -160,6 +163,7 @@ OPS = {
             *(q, k, v, landmarks, inverse, q.new_ones(q.shape[:2]), None),
             *('laplacian', bandwidth, whitening_eps, 'half'),
         ),
+        reads_halves=True,
     ),
     'normalized_nystrom_attention': Op(
         random_attention,
@@ -169,17 +173,20 @@ OPS = {
             *(q, k, v, landmarks, inverse, None),
             *('laplacian', bandwidth, floor, 'half'),
         ),
+        reads_halves=True,
     ),
     'pooled_landmarks': Op(
         random_keys,
         dict(hw_shape=(1, 37), cells=(1, 5)),
         compiled=lambda k, hw_shape, cells: (k, None, 'half', *hw_shape, *cells, None),
+        reads_halves=True,
     ),
     'linear_attention': Op(
         random_features,
         dict(features='elu_plus_one', streams=2),
         linear_macs,
         compiled=lambda q, k, v, features, streams: (q, k, v, None, None, 1e-6, features, streams),
+        reads_halves=True,
         by_reference='CPU: unless asked; CUDA: f or d > 128',
     ),
 }

@@ -54,7 +54,7 @@ class Training(Job):
         self.checkpoint, self.seed, self.cfg, self.weights = checkpoint, seed, cfg, weights
         self.given = settings.weights.get(weights.row) if weights else None
         use = weights.use if weights else ''
-        identity = f'{settings.scale} {config_text(cfg)} {use} {_state_of(self.given)}'
+        identity = f'{settings.scale} {text_of_result(cfg)} {use} {_state_of(self.given)}'
         super().__init__(label, settings, identity, needs)
         if self.trains:
             self.identity += f' {self.processes} {checkpoint}'
@@ -245,6 +245,16 @@ def config_text(cfg: Config) -> str:
     return ''.join(texts)
 
 
+def text_of_result(cfg: Config) -> str:
+    """The text without what changes no result: the checks before the first step."""
+    content = cfg.to_dict()
+    content.pop('first_checks', None)
+    hooks = dict(content.get('default_hooks') or {})
+    if hooks.pop('first_checks', None) is not None:
+        content['default_hooks'] = hooks
+    return config_text(Config(content))
+
+
 def _state_of(file: Optional[Path]) -> str:
     """Path, size and time of a file of weights, so that a change of the file is noticed."""
     if file is None or not file.is_file():
@@ -260,7 +270,7 @@ class Measurement(Job):
     def __init__(self, row: str, run: Run, cfg: Config, settings: Settings, timed: bool) -> None:
         self.cfg, self.timed = cfg, timed
         self.size = run.image_size if not timed or settings.scale == 'full' else None
-        identity = f'{config_text(cfg)} {timed} {self.size}'
+        identity = f'{text_of_result(cfg)} {timed} {self.size}'
         super().__init__(f'{row} {run.name}'.strip() + ', measured', settings, identity)
         if timed:
             self.identity += f' {self.place()}'

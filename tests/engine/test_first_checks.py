@@ -16,6 +16,7 @@ import torch
 import torch.nn as nn
 from conftest import ROOT
 from mmengine.config import Config
+from mmengine.model import BaseTTAModel
 from mmengine.registry import TRANSFORMS
 from PIL import Image
 from small_backbone import build as backbone
@@ -377,6 +378,18 @@ def test_a_folder_without_images_is_named_with_the_suffixes(scope, tmp_path):
 # Images.
 
 
+def test_a_data_set_that_leaves_no_image_is_refused(tmp_path):
+    write_folders(tmp_path)
+    dataset = build('mmpretrain', config_of('mmpretrain', tmp_path, serialize_data=False))
+    dataset.data_list = []
+    assert_refused(rf'{tmp_path} leaves no image to train on; .*filter_cfg', 'mmpretrain', dataset)
+
+
+def test_a_sample_is_spread_from_the_first_to_the_last():
+    assert leaves.evenly(5, 9) == [0, 1, 2, 3, 4] and leaves.evenly(101, 3) == [0, 50, 100]
+    assert leaves.evenly(1, 9) == [0]
+
+
 @pytest.mark.parametrize('scope', SCOPES)
 def test_images_that_are_missing_or_text_are_named(scope, tmp_path):
     WRITE[scope](tmp_path)
@@ -532,7 +545,23 @@ def test_a_device_that_mmengine_will_not_take_and_amp_without_a_gpu_are_refused(
         check_config(Config(dict(device='cpu')))
 
 
-MASK_RCNN = ROOT / 'configs/heads/mask-rcnn_fpn_1x_coco.py'
+def test_a_metric_of_more_classes_than_there_are_is_refused():
+    for topk, classes, refused in (
+        ((1, 5), 3, True),
+        ((1, 5), 5, False),
+        (1, 3, False),
+        ((), 3, False),
+    ):
+        evaluator = [dict(type='Other'), dict(type='Accuracy', topk=topk)]
+        cfg = Config(dict(model=dict(head=dict(num_classes=classes)), val_evaluator=evaluator))
+        check_config(cfg, train=False)
+        if refused:
+            with pytest.raises(
+                FirstCheckError, match=r'val_evaluator has topk=\(1, 5\), .*=3; set'
+            ):
+                check_config(cfg)
+        else:
+            check_config(cfg)
 
 
 @pytest.mark.parametrize('head', ['mask-rcnn_fpn_1x_coco', 'fpn_4xb4-160k_ade20k-512x512'])
@@ -639,6 +668,18 @@ def test_a_checkpoint_of_the_model_passes_in_each_use():
     check_weights(model, averages, 'a.pth', 'test')  # only parameters would be random
     check_weights(model, saved(model, 'neck', 'head'), 'a.pth', 'start')
     check_weights(model, saved(Small(classes=9)), 'a.pth', 'start')
+
+
+def test_the_model_in_a_wrapper_is_compared():
+    class Averaged(BaseTTAModel):
+        def merge_preds(self, data_samples_list):
+            return data_samples_list
+
+    model = Small()
+    model.test_step = None
+    check_weights(Averaged(model), saved(model), 'a.pth', 'test')
+    with pytest.raises(FirstCheckError, match='missing 2'):
+        check_weights(Averaged(model), saved(model, 'head.'), 'a.pth', 'test')
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_a_value_that_cannot_be_is_quoted(name, option, value):
         ('PolaAttention', dict(lepe_deformable=True, lepe_kernel=0), 'lepe_kernel=0'),
         ('PolaAttention', dict(power=3, alpha=2.0), 'alpha=2.0 .* power=3'),
         ('PolaAttention', dict(gate_init='zeros'), "'zeros' .* gate_form='linear'"),
-        ('LaplacianAttention', dict(ridge=None), r'ridge \(None\)'),
+        ('LaplacianAttention', dict(ridge=None), 'ridge must not be negative, got None'),
         ('LaplacianAttention', dict(hw_shape=14), r'such as \(14, 14\), got 14'),
         ('LiteMLA', dict(scales=5), 'got 5'),
         ('SkyformerAttention', dict(accumulation=2), "landmark_method='random' or accumulation=1"),

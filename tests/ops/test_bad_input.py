@@ -34,10 +34,12 @@ PUBLIC = {
     'cholesky_inverse': SMALL,
     'inverse_residual': dict(SMALL, inverse=EYE),
     'nystrom_attention': dict(MIXED, scale=torch.ones(1, 2, 1, 1), whitening_eps=1e-5),
+    'normalized_nystrom_attention': dict(MIXED, floor=1e-6),
     'pooled_landmarks': dict(TURNED, k=Q, hw_shape=(2, 3), cells=(1, 2)),
     'linear_attention': dict(FEATURES, numerator=None),
 }
 ATTEND = dict(MIXED, scale=torch.ones(1, 2), whitening_eps=None)
+NORMALIZED = dict(MIXED, floor=1e-6)
 POOL = dict(TURNED, k=Q, height=2, width=3, rows=1, columns=2, ratio=None)
 LINEAR = dict(FEATURES, top_q=Q, top_k=Q)
 COMPILED = {
@@ -55,6 +57,10 @@ COMPILED = {
         mean=torch.ones(1, 2, 0),
         covariance=torch.ones(1, 2, 0, 0),
         mixed=Q[:, :, :3],
+    ),
+    'normalized_nystrom_attention': NORMALIZED,
+    '_normalized_nystrom_attention_backward': dict(
+        NORMALIZED, grad=Q, key_sum=torch.ones(1, 2, 3), mixed=Q[:, :, :3]
     ),
     'pooled_landmarks': POOL,
     '_pooled_landmarks_backward': dict(POOL, grad=Q[:, :, :2]),
@@ -75,6 +81,7 @@ BAD = dict(
     num_iters=[0, -3, -HUGE],
     factor=NOT_POSITIVE,
     whitening_eps=NOT_POSITIVE,
+    floor=NOT_POSITIVE,
     eps=[-1.0, NAN, INF],
     streams=[0, 3],
     features=['exp'],
@@ -95,6 +102,7 @@ compiled = pytest.mark.skipif(
 
 # What fits although it is changed.
 PUBLIC_FITS = {
+    'normalized_nystrom_attention': [('q', 'dtype'), ('k', 'dtype'), ('v', 'dtype')],
     'inverse_residual': [('mat', 'device'), ('inverse', 'device')],
     'nystrom_attention': [('q', 'dtype'), ('k', 'dtype'), ('v', 'dtype'), ('scale', 'rank')],
 }

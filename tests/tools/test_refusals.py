@@ -167,8 +167,10 @@ def small_config(scope: str, folder: Path) -> Path:
         'val_dataloader = val_cfg = val_evaluator = None',
         'test_dataloader = test_cfg = test_evaluator = None',
     ]
-    (folder / 'small.py').write_text('\n'.join(lines))
-    return folder / 'small.py'
+    # The name is that of the run, and mmengine keeps the scope of a run by its name and second.
+    config = folder / f'small_{scope}.py'
+    config.write_text('\n'.join(lines))
+    return config
 
 
 @pytest.mark.slow
@@ -297,7 +299,7 @@ def test_a_dry_run_refuses_maps_that_no_head_reads(tmp_path, monkeypatch):
     monkeypatch.setenv('BACKBONE', 'dinov2-small')
     tool = load_tool('tools/dry_run.py')
     cfg = Config.fromfile(ROOT / 'configs/heads/mask-rcnn_fpn_1x_coco.py')
-    length = dict(iterations=1, batch_size=1, random_images=[64, 64])
+    length = dict(iterations=1, batch_size=1, random_images=True, image_size=[64, 64])
     with pytest.raises(SystemExit, match='rpn_head reads maps at strides 4, 8, 16, 32, 64'):
         tool.run_here(cfg, tmp_path, tmp_path, length)
     assert 'reads maps' in (tmp_path / tool.REFUSED).read_text()

@@ -28,7 +28,8 @@ def check_config(cfg: Config, train: bool = True) -> None:
 
     Raises:
         FirstCheckError: For a name ``mmlaplace://NAME`` without released weights, for a ``device``
-            that mmengine will not take, and for mixed precision without a GPU.
+            that mmengine will not take, for a ``topk`` above the classes, and for mixed precision
+            without a GPU.
 
     Examples:
         >>> from mmengine.config import Config
@@ -42,6 +43,7 @@ def check_config(cfg: Config, train: bool = True) -> None:
         except ValueError as error:
             raise FirstCheckError(f'{checkpoint}: {error}') from None
     _check_device(cfg)
+    _check_topk(cfg, 'val_evaluator' if train else 'test_evaluator')
     if train:
         _check_precision(cfg)
 
@@ -66,6 +68,20 @@ def _check_device(cfg: Config) -> None:
         raise FirstCheckError(
             f'device={asked!r} has no effect: mmengine takes the {taken} by itself; {fix}'
         )
+
+
+def _check_topk(cfg: Config, name: str) -> None:
+    """Compare the metrics with the classes, as they fail at the end of the first epoch."""
+    classes = ((cfg.get('model') or {}).get('head') or {}).get('num_classes')
+    metrics = cfg.get(name) or ()
+    for metric in [metrics] if isinstance(metrics, dict) else metrics:
+        topk = metric.get('topk', ()) if isinstance(metric, dict) else ()
+        largest = max(topk) if isinstance(topk, (list, tuple)) and topk else topk or 0
+        if isinstance(classes, int) and isinstance(largest, int) and largest > classes:
+            raise FirstCheckError(
+                f'{name} has topk={topk}, and model.head has num_classes={classes}; set topk=(1,) '
+                f'in {name} and model.head'
+            )
 
 
 def _check_precision(cfg: Config) -> None:

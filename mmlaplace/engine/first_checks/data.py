@@ -133,11 +133,16 @@ def read_one(dataset: Any, leaves: List[Any], split: str) -> str:
     It is the first of some that has a box, if there is one. Random numbers stay as they were.
 
     Raises:
-        FirstCheckError: If a step of the pipeline raises an error.
+        FirstCheckError: If there is none, or if a step of the pipeline raises an error.
     """
     if not leaves:
         pass_over(f'no image of {type(dataset).__name__} is read')
         return f'{split}: {type(dataset).__name__}'
+    if not len(dataset):
+        raise FirstCheckError(
+            f'{source_of(leaves[0])} leaves no image to {split} on; check its entries, and '
+            f'filter_cfg and indices of {split}_dataloader.dataset'
+        )
     names = classes_of(leaves[0])
     about = f'{split}: {len(dataset)} images of {source_of(leaves[0])}'
     about += f', {len(names)} classes ({shown(names, 5)})' if names else ''

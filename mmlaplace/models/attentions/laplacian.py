@@ -57,10 +57,9 @@ class LaplacianAttention(QKVAttention):
     paper's form.
 
     With ``normalization='rows'``, each row of :math:`\hat G` is divided by its sum, as softmax
-    attention does, so that :math:`Z_{ij} = \hat G_{ij} / \sum_l \hat G_{il}`. This is our form and
-    not the paper's. It needs a pass less over the tokens, finds single tokens where landmarks are
-    those of the queries, and takes the weights of a trained softmax
-    (:doc:`/which_attention`, :doc:`/linearize`). With ``normalization='none'``, Z is
+    attention does, so that :math:`Z_{ij} = \hat G_{ij} / \sum_l \hat G_{il}`, see
+    :func:`~mmlaplace.ops.normalized_nystrom_attention`. This is our form and not the paper's. It
+    needs a pass less over the tokens. With ``normalization='none'``, Z is
     :math:`\gamma \hat G / N`, which is not centred.
 
     Everything but the linears and the convolution runs in fp32 under any autocast.
