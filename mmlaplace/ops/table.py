@@ -1,6 +1,6 @@
 """A row for each public op: how it is called, and how many MACs it takes. A new op is a new row.
 
-``python -m mmlaplace.check``, the counter of MACs, the tests of ops and the page of native ops read
+``python -m mmlaplace check``, the counter of MACs, the tests of ops and the page of native ops read
 it.
 """
 
