@@ -1,6 +1,8 @@
 """The documentation: it builds, links lead somewhere, examples and commands run or exist."""
 
 import ast
+import doctest
+import importlib.util
 import os
 import re
 import shlex
@@ -9,14 +11,19 @@ import sys
 import textwrap
 from collections import Counter
 from contextlib import redirect_stdout
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 from conftest import ROOT, output_of
 from mmengine.registry import MODELS
 from reading_golden_files import assert_as_described
+
+from mmlaplace import ops
+from mmlaplace.ops import table
 
 READMES = [*ROOT.glob('*.md'), ROOT / 'ops/README.md', *(ROOT / 'configs').rglob('README.md')]
 PAGES = sorted((ROOT / 'docs').rglob('*.md'))
@@ -94,6 +101,28 @@ def test_the_file_of_a_tutorial_runs(page, shape, tmp_path, monkeypatch):
         for golden in tmp_path.glob('tests/data/golden/described/*.npz'):
             assert_as_described(golden)
     del sys.modules['elu_attention']
+
+
+def test_the_python_file_of_an_op_computes_by_its_reference(tmp_path, monkeypatch):
+    """Its native sources are not compiled here, but their names and its row are there."""
+    page = ROOT / 'docs/developers/add_op.md'
+    file, row = code_blocks(page, 'python')
+    name = 'mmlaplace.ops.quartic_kernel'
+    (tmp_path / 'quartic_kernel.py').write_text(file)
+    spec = importlib.util.spec_from_file_location(name, tmp_path / 'quartic_kernel.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(ops, 'quartic_kernel', module.quartic_kernel, raising=False)
+    finder = doctest.DocTestFinder(recurse=False)
+    (example,) = finder.find(module.quartic_kernel, name, module=False, globs={})
+    assert not doctest.DocTestRunner().run(example).failed
+    exec(row, names := dict(vars(table)))
+    call = names['OPS']['quartic_kernel']
+    tensors = [value.double().requires_grad_() for value in call.tensors().values()]
+    kernel = partial(module.quartic_kernel, **call.options)
+    assert torch.autograd.gradcheck(kernel, tensors, fast_mode=True)
+    defined = re.findall(r'library\.def\(\s*"(\w+)', page.read_text())
+    assert defined == [module.QUARTIC.name, f'_{module.QUARTIC.name}_backward']
 
 
 @pytest.mark.slow
