@@ -47,7 +47,7 @@ def main() -> None:
         try:
             import_module(f'pages.{name}').update(files)
         except ValueError as error:  # of a generator, which names the fix
-            parser.error(f'{name}: {error}')
+            sys.exit(f'make_pages.py: error: {name}: {error}')
         changed |= files.save(only_tell=args.check)
     if changed and args.check:
         sys.exit('the files above are not in step; run python .dev_scripts/make_pages.py')
