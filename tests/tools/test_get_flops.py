@@ -10,16 +10,22 @@ from conftest import ROOT, OnMap, output_of, refusal_of, registered
 from mmengine.analysis import FlopAnalyzer
 from mmengine.config import Config
 from mmengine.registry import MODELS
+from torch.utils.flop_counter import FlopCounterMode
 
 from mmlaplace import get_model
 from mmlaplace.analysis import measuring
-from mmlaplace.analysis.complexity import count_complexity, mmengine_flop_handles
+from mmlaplace.analysis.complexity import (
+    FLOP_FORMULAS,
+    count_complexity,
+    mmengine_flop_handles,
+)
 from mmlaplace.analysis.networks import Network, image_size
 from mmlaplace.analysis.training_memory import LayerByLayer, estimate_training
 from mmlaplace.lab.side_by_side.attention_cost import cost_of
 from mmlaplace.model_zoo import get_config, read_models
 from mmlaplace.models import BaseAttention, LaplacianAttention
 from mmlaplace.ops import use_backend
+from mmlaplace.ops.table import OPS
 
 CONFIGS = ROOT / 'configs'
 CLASSIFIER = CONFIGS / 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
@@ -42,6 +48,28 @@ def test_attention_counted_by_hand():
     expected = heads * (kernels + whitening + values + inverse)
     assert counted.kernel_macs == pytest.approx(expected, rel=1e-3)
     assert counted.macs == counted.weight_macs + counted.kernel_macs
+
+
+HEADS, TOKENS, FEW, DIMS = 2, 37, 5, 8  # of the calls in the table of ops
+# MACs of a head in these calls, by hand.
+BY_HAND = {
+    'laplacian_kernel': TOKENS * FEW * DIMS,
+    'gaussian_kernel': TOKENS * FEW * DIMS,
+    'newton_schulz_inverse': 20 * 2 * TOKENS**3,
+    'cholesky_inverse': TOKENS**3 // 2,
+    # The sums of keys and values, their products with queries, and two normalisers.
+    'linear_attention': 2 * TOKENS * DIMS * DIMS + 2 * TOKENS * DIMS,
+    # Two kernels of all tokens, each with the sums of values and weights, and P times these sums.
+    'normalized_nystrom_attention': 2 * TOKENS * FEW * (DIMS + DIMS + 1) + FEW**2 * (DIMS + 1),
+}
+
+
+@pytest.mark.parametrize('name', BY_HAND)
+def test_the_table_of_ops_counts_a_call_as_by_hand(name):
+    tensors, row = OPS[name].tensors(), OPS[name]
+    with FlopCounterMode(display=False, custom_mapping=FLOP_FORMULAS) as counter:
+        getattr(torch.ops.mmlaplace, name)(*row.compiled_arguments(**tensors))
+    assert counter.get_total_flops() == pytest.approx(2 * HEADS * BY_HAND[name], rel=1e-4)
 
 
 @pytest.mark.parametrize('name', registered(BaseAttention))
