@@ -378,6 +378,25 @@ def test_a_folder_without_images_is_named_with_the_suffixes(scope, tmp_path):
 # Images.
 
 
+def test_the_image_that_is_written_down_has_a_box_if_one_of_the_first_has(tmp_path):
+    content = coco()
+    del content['annotations'][0]
+    write_boxes(tmp_path, content)
+    (line,) = check('mmdet', build('mmdet', config_of('mmdet', tmp_path)))
+    assert '11.jpg is (3, 32, 32) torch.uint8 with 1 box' in line
+
+
+def test_validation_and_test_are_each_compared_with_training(tmp_path):
+    write_folders(tmp_path / 'train')
+    write_folders(tmp_path / 'other', classes=('bee', 'dog'))
+    train, other = (
+        build('mmpretrain', config_of('mmpretrain', tmp_path / name)) for name in ('train', 'other')
+    )
+    datasets = dict(train=train, val=train, test=other)
+    with pytest.raises(FirstCheckError, match=r"'dog' is class 2 of \S+train, and class 1 of"):
+        check_data(datasets, model_of('mmpretrain', 3), 'mmpretrain')
+
+
 def test_a_data_set_that_leaves_no_image_is_refused(tmp_path):
     write_folders(tmp_path)
     dataset = build('mmpretrain', config_of('mmpretrain', tmp_path, serialize_data=False))
