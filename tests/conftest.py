@@ -183,6 +183,24 @@ def load_tool(path: str) -> types.ModuleType:
     return module
 
 
+@contextlib.contextmanager
+def imports_forgotten(folder: Path):
+    """Modules of a folder, and the classes that they register, are not there afterwards.
+
+    Another test may import a file of the same name from a folder of its own.
+    """
+    before = set(sys.modules)
+    yield
+    for module in set(sys.modules) - before:
+        file = getattr(sys.modules[module], '__file__', None)
+        if file is not None and Path(file).parent == folder.resolve():
+            del sys.modules[module]
+            for name, cls in list(MODELS.module_dict.items()):
+                if cls.__module__ == module:
+                    del MODELS.module_dict[name]
+    importlib.invalidate_caches()
+
+
 def run_script(script, *arguments) -> subprocess.CompletedProcess:
     """Run a script in this process, which has imported already what takes seconds to import.
 

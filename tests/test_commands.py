@@ -15,6 +15,7 @@ import torch
 from conftest import (
     MICRO,
     ROOT,
+    imports_forgotten,
     needs_torch,
     quiet_init,
     run_module,
@@ -284,7 +285,8 @@ def test_a_reader_with_a_trained_model(reader, quick_starts):
     task = Path(scenario.page).stem
     for variables, line in commands_of(scenario):
         for command in with_own_files(quick_starts, words_of(quick_starts, variables, line)):
-            run(quick_starts, *for_a_moment(command))
+            with imports_forgotten(quick_starts):
+                run(quick_starts, *for_a_moment(command))
             if command[1] == 'tools/train.py' and task in TRAINED:
                 work_dir = command[command.index('--work-dir') + 1]
                 text = (ROOT / scenario.page).read_text()

@@ -14,12 +14,10 @@ from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
-from conftest import ROOT, output_of
-from mmengine.registry import MODELS
+from conftest import ROOT, imports_forgotten, output_of
 from reading_golden_files import assert_as_described
 
 from mmlaplace import ops
@@ -94,13 +92,11 @@ def test_the_file_of_a_tutorial_runs(page, shape, tmp_path, monkeypatch):
     # The file that a reader saves, and what is typed after importing it, in a folder of its own.
     (tmp_path / 'elu_attention.py').write_text(file)
     (tmp_path / 'typed.py').write_text('\n'.join(['from elu_attention import *', *rest]))
-    monkeypatch.delitem(sys.modules, 'elu_attention', raising=False)
     monkeypatch.chdir(tmp_path)
-    with mock.patch.dict(MODELS.module_dict):
+    with imports_forgotten(tmp_path):
         assert shape in output_of(tmp_path / 'typed.py')
         for golden in tmp_path.glob('tests/data/golden/described/*.npz'):
             assert_as_described(golden)
-    del sys.modules['elu_attention']
 
 
 def test_the_python_file_of_an_op_computes_by_its_reference(tmp_path, monkeypatch):

@@ -3,16 +3,14 @@
 The contract passes for the attentions of the library, and finds planted faults at their line.
 """
 
-import importlib
 import inspect
 import json
 import re
 import sys
-from unittest import mock
 
 import broken_attentions
 import pytest
-from conftest import ROOT, registered
+from conftest import ROOT, imports_forgotten, registered
 from mmengine.config import Config
 from mmengine.registry import MODELS
 
@@ -36,13 +34,8 @@ def _place(tmp_path, monkeypatch):
     """A folder with the tutorial's file, whose class is forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'elu_attention.py').write_text(ELU)
-    modules = set(sys.modules)
-    with mock.patch.dict(MODELS.module_dict):
+    with imports_forgotten(tmp_path):
         yield
-    for name in set(sys.modules) - modules:
-        if str(getattr(sys.modules[name], '__file__', '')).startswith(str(tmp_path)):
-            del sys.modules[name]
-    importlib.invalidate_caches()
 
 
 def files(folder):
