@@ -189,15 +189,16 @@ def imports_forgotten(folder: Path):
 
     Another test may import a file of the same name from a folder of its own.
     """
-    before = set(sys.modules)
+    modules, classes = set(sys.modules), set(MODELS.module_dict)
     yield
-    for module in set(sys.modules) - before:
+    for module in set(sys.modules) - modules:
         file = getattr(sys.modules[module], '__file__', None)
-        if file is not None and Path(file).parent == folder.resolve():
+        if file is not None and Path(file).is_relative_to(folder.resolve()):
             del sys.modules[module]
-            for name, cls in list(MODELS.module_dict.items()):
-                if cls.__module__ == module:
-                    del MODELS.module_dict[name]
+    for name in set(MODELS.module_dict) - classes:
+        module = MODELS.module_dict[name].__module__
+        if module == '__main__' or module not in sys.modules:
+            del MODELS.module_dict[name]
     importlib.invalidate_caches()
 
 
