@@ -16,20 +16,37 @@ def build(hw_shape=(5, 6), **options):
     return make_attention('LaplacianAttention', hw_shape, init=False, num_iters=40, **options)
 
 
-def dense_mix(attention, q, k, v, hw_shape, kernel, whitening):
-    """Z V with the N x N matrix written out."""
+def dense_kernel(attention, q, k, hw_shape, kernel):
+    """The N x N matrix of the kernel by landmarks, with every factor written out."""
     q, k = (attention.rotary(x, hw_shape) for x in (q, k))
-    marks = attention.landmarks(k, hw_shape)
     k_of, bandwidth = KERNELS[kernel]
-    ridge = attention.ridge * torch.eye(marks.shape[2], dtype=q.dtype)
-    inverse = torch.linalg.inv(k_of(marks, marks, bandwidth) + ridge)
-    gram = k_of(q, marks, bandwidth) @ inverse @ k_of(marks, k, bandwidth)
+    of_queries, of_keys = (attention.landmarks(x, hw_shape) for x in (q, k))
+    if attention.landmarks_from == 'queries':
+        of_keys = of_queries
+    elif attention.landmarks_from == 'keys':
+        of_queries = of_keys
+    mat = k_of(of_queries, of_keys, bandwidth)
+    ridge = attention.ridge * torch.eye(mat.shape[-1], dtype=q.dtype)
+    if attention.landmarks_from == 'both':
+        inverse = torch.linalg.inv(mat.mT @ mat + ridge) @ mat.mT
+    else:
+        inverse = torch.linalg.inv(mat + ridge)
+    return k_of(q, of_keys, bandwidth) @ inverse @ k_of(of_queries, k, bandwidth)
+
+
+def dense_mix(attention, q, k, v, hw_shape, kernel, whitening, centred_over='queries'):
+    """Z V with the N x N matrix written out."""
+    gram = dense_kernel(attention, q, k, hw_shape, kernel)
     scale = 1.0
     if whitening != 'literal':
         scale = attention.gamma[None, :, None, None] / q.shape[-2]
     if whitening == 'none':
         return scale * gram @ v
-    centered = gram - gram.mean(-2, keepdim=True)
+    centered = gram
+    if centred_over in ('queries', 'both'):
+        centered = centered - centered.mean(-2, keepdim=True)
+    if centred_over in ('keys', 'both'):
+        centered = centered - centered.mean(-1, keepdim=True)
     deviation = (gram.var(-2, correction=0, keepdim=True) + attention.whitening_eps).sqrt()
     return (scale * centered / deviation + 1 / q.shape[-2]) @ v
 
@@ -69,18 +86,15 @@ def test_gamma_starts_at_the_root_of_the_training_tokens():
     assert LaplacianAttention(64, 2, (12, 16), whitening='literal').gamma is None
 
 
-def dense_rows(attention, q, k, v, hw_shape, kernel):
-    """Z V with the N x N matrix written out, whose rows add up to one."""
-    q, k = (attention.rotary(x, hw_shape) for x in (q, k))
-    marks = attention.landmarks(q if attention.landmarks_from == 'queries' else k, hw_shape)
-    k_of, bandwidth = KERNELS[kernel]
-    ridge = attention.ridge * torch.eye(marks.shape[2], dtype=q.dtype)
-    inverse = torch.linalg.inv(k_of(marks, marks, bandwidth) + ridge)
-    gram = k_of(q, marks, bandwidth) @ inverse @ k_of(marks, k, bandwidth)
-    return gram / gram.sum(-1, keepdim=True) @ v
+def assert_equal_with_gradients(outs, inputs, tolerance):
+    """Two outputs, and the gradients of the inputs by each of them, are the same."""
+    torch.testing.assert_close(*outs, atol=1e-9, rtol=1e-9)
+    weight = torch.randn_like(outs[0])
+    grads = (torch.autograd.grad((out * weight).sum(), inputs) for out in outs)
+    torch.testing.assert_close(*grads, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize('landmarks_from', ['keys', 'queries'])
+@pytest.mark.parametrize('landmarks_from', ['keys', 'queries', 'both'])
 @pytest.mark.parametrize('marks', [dict(num_landmarks=4), dict(pool_ratio=2)])
 @pytest.mark.parametrize('kernel', KERNELS)
 def test_normalized_rows_are_those_of_the_dense_formula(kernel, marks, landmarks_from):
@@ -89,12 +103,48 @@ def test_normalized_rows_are_those_of_the_dense_formula(kernel, marks, landmarks
     assert attention.gamma is None
     inputs = [tensor.requires_grad_() for tensor in doubles(3, 2, 2, 30, 8)]
     with use_backend('reference'):
-        dense = dense_rows(attention, *inputs, hw_shape, kernel)
-    outs, weight = (attention.mix(*inputs, hw_shape), dense), torch.randn_like(inputs[2])
-    # fp64 with the inverse's condition of a few hundred leaves far more than nine digits.
-    torch.testing.assert_close(*outs, atol=1e-9, rtol=1e-9)
-    grads = (torch.autograd.grad((out * weight).sum(), inputs) for out in outs)
-    torch.testing.assert_close(*grads, atol=1e-8, rtol=1e-8)
+        gram = dense_kernel(attention, *inputs[:2], hw_shape, kernel)
+        dense = gram / gram.sum(-1, keepdim=True) @ inputs[2]
+    # fp64 with the inverse's condition of a few hundred leaves far more than eight digits. With
+    # landmarks of both it is that of a square, and sums come close to zero.
+    tolerance = 1e-6 if landmarks_from == 'both' else 1e-8
+    assert_equal_with_gradients((attention.mix(*inputs, hw_shape), dense), inputs, tolerance)
+
+
+@pytest.mark.parametrize('solver', SOLVERS)
+@pytest.mark.parametrize('whitening', ['normalized', 'literal'])
+@pytest.mark.parametrize('centred_over', ['queries', 'keys', 'both'])
+@pytest.mark.parametrize('landmarks_from', ['keys', 'queries', 'both'])
+def test_every_reading_of_the_whitening_is_its_dense_formula(
+    landmarks_from, centred_over, whitening, solver
+):
+    options = dict(landmarks_from=landmarks_from, centred_over=centred_over, solver=solver)
+    attention, hw_shape = build(num_landmarks=4, whitening=whitening, **options), (5, 6)
+    inputs = [tensor.requires_grad_() for tensor in doubles(3, 2, 2, 30, 8)]
+    parameters = [p for p in (attention.gamma,) if p is not None]
+    with use_backend('reference'):
+        dense = dense_mix(attention, *inputs, hw_shape, 'laplacian', whitening, centred_over)
+    outs = attention.mix(*inputs, hw_shape), dense
+    # As above.
+    assert_equal_with_gradients(outs, inputs + parameters, 1e-8)
+
+
+def test_newtons_start_as_printed_does_not_converge():
+    """It is 2 W^T / |W|, which needs a norm below 1. A kernel's diagonal alone makes it larger."""
+    landmarks = torch.randn(1, 1, 9, 8, dtype=torch.float64)
+    mat = laplacian_kernel(landmarks, landmarks, 4.0)
+    norm = torch.linalg.matrix_norm(mat, 2)
+    assert norm > 1
+    found, eye = 2 * mat / norm, torch.eye(9, dtype=torch.float64)
+    first = torch.linalg.matrix_norm(eye - mat @ found, 2)
+    for _ in range(6):
+        found = found @ (2 * eye - mat @ found)
+    assert torch.linalg.matrix_norm(eye - mat @ found, 2) > first > 1
+    # The same start over the square of the norm, and below it, converges.
+    found = 1.9 * mat / norm**2
+    for _ in range(20):
+        found = found @ (2 * eye - mat @ found)
+    torch.testing.assert_close(mat @ found, eye.expand_as(mat))
 
 
 def test_whitened_landmarks_of_queries_are_averages_of_the_queries():
@@ -113,7 +163,9 @@ def test_whitened_landmarks_of_queries_are_averages_of_the_queries():
     ('options', 'said'),
     [
         (dict(normalization='columns'), "('whitened', 'rows', 'none'), got 'columns'"),
-        (dict(landmarks_from='values'), "('keys', 'queries'), got 'values'"),
+        (dict(landmarks_from='values'), "('keys', 'queries', 'both'), got 'values'"),
+        (dict(centred_over='rows'), "('queries', 'keys', 'both'), got 'rows'"),
+        (dict(normalization='rows', centred_over='keys'), "centred_over='keys' has no effect"),
         (dict(normalization='rows', whitening='literal'), "whitening='literal' has no effect"),
         (dict(normalization='rows', whitening_eps=1e-3), 'whitening_eps=0.001 has no effect'),
         (dict(normalization='whitened', whitening='none'), "write normalization='none'"),

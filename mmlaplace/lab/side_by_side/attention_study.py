@@ -138,6 +138,15 @@ HOSTS: Dict[str, Tuple[Dict[str, Any], int, Callable[[dict], Any]]] = {
 WITH_OPTIONS = {
     'LaplacianAttention, Gaussian': dict(type='LaplacianAttention', kernel='gaussian'),
     'LaplacianAttention, literal': dict(type='LaplacianAttention', whitening='literal'),
+    'LaplacianAttention, rows': dict(
+        type='LaplacianAttention', normalization='rows', landmarks_from='queries'
+    ),
+    'LaplacianAttention, Gaussian, rows': dict(
+        type='LaplacianAttention',
+        kernel='gaussian',
+        normalization='rows',
+        landmarks_from='queries',
+    ),
     'KernelAttention, Laplacian': dict(type='KernelAttention', kernel='laplacian'),
     'PerformerAttention, ReLU': dict(type='PerformerAttention', features='relu'),
 }

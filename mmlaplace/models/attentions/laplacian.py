@@ -2,6 +2,7 @@ from typing import Any, Dict, Optional, Set, Tuple
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from mmlaplace.ops import (
     nystrom_attention,
 )
 from mmlaplace.ops.landmark_attention import fits, landmark_attention
+from mmlaplace.ops.precision import no_autocast, outside_autocast, upcast
 
 from ..layers import Landmarks
 from ..layers.checks import check_counts
@@ -29,7 +31,8 @@ KERNELS = {
 SOLVERS = ('auto', 'newton_schulz', 'cholesky', 'conjugate_gradient')
 NORMALIZATIONS = ('whitened', 'rows', 'none')
 WHITENINGS = ('normalized', 'literal', 'none')
-LANDMARKS_FROM = ('keys', 'queries')
+LANDMARKS_FROM = ('keys', 'queries', 'both')
+CENTRED_OVER = ('queries', 'keys', 'both')
 
 
 @MODELS.register_module()
@@ -54,7 +57,8 @@ class LaplacianAttention(QKVAttention):
     plus 1/N. The formula for Z V is exact, and Z itself is never computed. In the literal form the
     scale s is 1, and the output grows with N. In the normalized form it is :math:`\gamma / N`, with
     a learned :math:`\gamma` per head that starts at the square root of the training N. This is the
-    paper's form.
+    paper's form. Its text can also be read with the mean of each row in place of that of each
+    column, see ``centred_over``.
 
     With ``normalization='rows'``, each row of :math:`\hat G` is divided by its sum, as softmax
     attention does, so that :math:`Z_{ij} = \hat G_{ij} / \sum_l \hat G_{il}`, see
@@ -76,8 +80,15 @@ class LaplacianAttention(QKVAttention):
         bandwidth: :math:`\lambda` of the Laplacian (default 4) or :math:`\sigma` of the Gaussian
             kernel (default ``head_dims ** 0.25``).
         normalization: ``'whitened'`` (default), ``'rows'`` or ``'none'``.
-        landmarks_from: The tokens that landmarks are averages of: ``'keys'`` (default) or
-            ``'queries'``.
+        landmarks_from: The tokens that landmarks are averages of: ``'keys'`` (default),
+            ``'queries'``, or ``'both'``. With ``'both'`` there are landmarks :math:`L_q` of the
+            queries and :math:`L_k` of the keys, and :math:`\hat G = k(Q, L_k) (W^T W + \varepsilon
+            I)^{-1} W^T k(L_q, K)` with :math:`W = k(L_q, L_k)`, which is not symmetric. This takes
+            twice the time.
+        centred_over: Which mean the whitening subtracts from an entry of :math:`\hat G`:
+            ``'queries'`` (default, of its column), ``'keys'`` (of its row), or ``'both'`` (of its
+            row and of its column, plus the mean of all entries). The last two store N x m values.
+            Default: ``'queries'`` with ``normalization='whitened'``, and else None.
         whitening: How it is whitened: ``'normalized'`` (:math:`s = \gamma / N`) or ``'literal'`` (s
             = 1). ``'none'`` is ``normalization='none'``. Default: ``'normalized'`` with
             ``normalization='whitened'``, and else None.
@@ -93,7 +104,7 @@ class LaplacianAttention(QKVAttention):
             There is no ``sr_ratio``, as keys and values are not reduced.
 
     Raises:
-        ValueError: For an unknown kernel, normalization, whitening or solver, options of the
+        ValueError: For an unknown kernel, normalization, whitening, mean or solver, options of the
             whitening without it, numbers out of range, both landmark arguments at once, or
             landmarks that are no square.
 
@@ -123,6 +134,9 @@ class LaplacianAttention(QKVAttention):
         dict(normalization='rows', landmarks_from='queries', num_landmarks=4),
         dict(normalization='rows', pool_ratio=2, kernel='gaussian', solver='newton_schulz'),
         dict(landmarks_from='queries', num_landmarks=9),
+        dict(normalization='rows', landmarks_from='both', num_landmarks=4),
+        dict(landmarks_from='both', num_landmarks=4, centred_over='both'),
+        dict(centred_over='keys', num_landmarks=9),
     )
 
     def __init__(
@@ -137,6 +151,7 @@ class LaplacianAttention(QKVAttention):
         normalization: Optional[str] = None,
         landmarks_from: str = 'keys',
         whitening: Optional[str] = None,
+        centred_over: Optional[str] = None,
         solver: str = 'auto',
         num_iters: int = 20,
         ridge: float = 1e-2,
@@ -144,8 +159,8 @@ class LaplacianAttention(QKVAttention):
         **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
-        normalization, whitening, whitening_eps = _normalization(
-            normalization, whitening, whitening_eps
+        normalization, whitening, centred_over, whitening_eps = _normalization(
+            normalization, whitening, centred_over, whitening_eps
         )
         for name, value, known in (
             ('kernel', kernel, tuple(KERNELS)),
@@ -172,6 +187,7 @@ class LaplacianAttention(QKVAttention):
         self.landmarks_from = landmarks_from
         self.normalization = normalization
         self.whitening = whitening
+        self.centred_over = centred_over
         # The sums of the rows cancel a scale.
         if normalization != 'rows' and whitening != 'literal':
             height, width = self.input_resolution
@@ -202,6 +218,8 @@ class LaplacianAttention(QKVAttention):
         """
         if self.normalization == 'rows' or self.landmarks_from != 'keys':
             return False
+        if self.centred_over not in (None, 'queries'):
+            return False
         watched = 'invert' in self.__dict__ or bool(self.landmarks._forward_hooks)
         return not watched and type(self).invert is LaplacianAttention.invert
 
@@ -230,9 +248,7 @@ class LaplacianAttention(QKVAttention):
             count = self.landmarks.count(hw_shape)
             if self.solver in ('auto', 'cholesky') and fits(q, k, v, count):
                 return self.mix_in_one_op(q, k, v, hw_shape)
-        tokens = q if self.landmarks_from == 'queries' else k
-        landmarks = self.landmarks(tokens, hw_shape, self.rotary)  # (B, heads, m, d), at least fp32
-        inverse = self.invert(self.kernel_fn(landmarks, landmarks, self.bandwidth))
+        landmarks, inverse = self.landmarks_and_inverse(q, k, hw_shape)
         options: Dict[str, Any] = dict(kernel=self.kernel)
         if self.rotary is not None:
             options.update(rotary=self.rotary.table(k, hw_shape), rotary_form=self.rotary.form)
@@ -241,15 +257,73 @@ class LaplacianAttention(QKVAttention):
             return normalized_nystrom_attention(*inputs, **options)
         if self.gamma is not None:
             options['scale'] = self.gamma.to(landmarks.dtype)[:, None, None] / v.shape[-2]
+        if self.centred_over in ('keys', 'both'):
+            return self.mix_centred(q, k, v, landmarks, inverse, hw_shape)
         return nystrom_attention(*inputs, whitening_eps=self.whitening_eps, **options)
+
+    def landmarks_and_inverse(
+        self, q: Tensor, k: Tensor, hw_shape: Tuple[int, int]
+    ) -> Tuple[Tensor, Tensor]:
+        """Landmarks ``(B, heads, m, d)`` and P ``(B, heads, m, m)``, both at least fp32.
+
+        The matrix of the kernel is k(Q, L) P k(L, K). With landmarks of both, L has those of the
+        keys and then those of the queries, and P is zero but for its upper right quarter.
+        """
+        if self.landmarks_from != 'both':
+            tokens = q if self.landmarks_from == 'queries' else k
+            landmarks = self.landmarks(tokens, hw_shape, self.rotary)
+            return landmarks, self.invert(self.kernel_fn(landmarks, landmarks, self.bandwidth))
+        of_queries, of_keys = (self.landmarks(x, hw_shape, self.rotary) for x in (q, k))
+        mat = self.kernel_fn(of_queries, of_keys, self.bandwidth)
+        with no_autocast(mat.device):
+            adjoint = mat.transpose(-2, -1)
+            inverse = self.invert(adjoint @ mat) @ adjoint
+        count = mat.shape[-1]
+        return torch.cat([of_keys, of_queries], 2), F.pad(inverse, (count, 0, 0, count))
+
+    @outside_autocast
+    def mix_centred(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        landmarks: Tensor,
+        inverse: Tensor,
+        hw_shape: Tuple[int, int],
+    ) -> Tensor:
+        """:meth:`mix` with a whitening that subtracts the mean of each row. It stores N x m."""
+        if self.rotary is not None:
+            q, k = self.rotary(q, hw_shape), self.rotary(k, hw_shape)
+        query, key, value = upcast(q, k, v)
+        of_query = self.kernel_fn(query, landmarks, self.bandwidth)  # (B, heads, N, m)
+        of_key = inverse @ self.kernel_fn(landmarks, key, self.bandwidth)  # A, (B, heads, m, n)
+        # The variance of a column is the same, whatever is the mean that is subtracted later.
+        centred = of_query - of_query.mean(-2, keepdim=True)
+        covariance = centred.transpose(-2, -1) @ centred / query.shape[-2]
+        variance = (of_key * (covariance @ of_key)).sum(-2, keepdim=True)  # (B, heads, 1, n)
+        scaled = value / (variance + self.whitening_eps).sqrt().transpose(-2, -1)
+        # Of each row, its mean over the keys is its product with the mean of A's columns.
+        mean_of_key = of_key.mean(-1, keepdim=True)
+        mixed = of_key @ scaled - mean_of_key @ scaled.sum(-2, keepdim=True)
+        out = (centred if self.centred_over == 'both' else of_query) @ mixed
+        if self.gamma is not None:
+            out = out * (self.gamma.to(out.dtype)[:, None, None] / value.shape[-2])
+        return (out + value.mean(-2, keepdim=True)).to(v.dtype)
 
 
 def _normalization(
-    normalization: Optional[str], whitening: Optional[str], whitening_eps: Optional[float]
-) -> Tuple[str, Optional[str], Optional[float]]:
-    """The three options with their defaults. Options of the whitening need it."""
-    if whitening not in (None, *WHITENINGS):
-        raise ValueError(f'whitening must be one of {WHITENINGS}, got {whitening!r}')
+    normalization: Optional[str],
+    whitening: Optional[str],
+    centred_over: Optional[str],
+    whitening_eps: Optional[float],
+) -> Tuple[str, Optional[str], Optional[str], Optional[float]]:
+    """The four options with their defaults. Options of the whitening need it."""
+    for name, value, known in (
+        ('whitening', whitening, WHITENINGS),
+        ('centred_over', centred_over, CENTRED_OVER),
+    ):
+        if value not in (None, *known):
+            raise ValueError(f'{name} must be one of {known}, got {value!r}')
     if normalization is None:
         normalization = 'none' if whitening == 'none' else 'whitened'
     if normalization not in NORMALIZATIONS:
@@ -262,15 +336,15 @@ def _normalization(
         whitening_eps = 1e-5 if whitening_eps is None else whitening_eps
         if whitening_eps <= 0:
             raise ValueError(f'whitening_eps must be positive, got {whitening_eps}')
-        return normalization, whitening or 'normalized', whitening_eps
+        return normalization, whitening or 'normalized', centred_over or 'queries', whitening_eps
     if whitening not in (None, 'none'):
         raise ValueError(
             f'whitening={whitening!r} has no effect with normalization={normalization!r}; leave '
             "one of them out, or write normalization='whitened'"
         )
-    if whitening_eps is not None:
-        raise ValueError(
-            f'whitening_eps={whitening_eps} has no effect with normalization={normalization!r}; '
-            'leave it out'
-        )
-    return normalization, None, None
+    for name, value in (('centred_over', centred_over), ('whitening_eps', whitening_eps)):
+        if value is not None:
+            raise ValueError(
+                f'{name}={value!r} has no effect with normalization={normalization!r}; leave it out'
+            )
+    return normalization, None, None, None
