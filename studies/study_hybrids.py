@@ -31,6 +31,7 @@ from hybrids.study import (
     SIDE,
     STEPS,
     Study,
+    linear_cfg,
 )
 from mmengine.registry import MODELS
 
@@ -71,7 +72,10 @@ def time_all(path: Path) -> None:
             places = list(softmax_places(models['softmax']))
             for name, keep in cells:  # it matters not which blocks stay: all take the same time
                 swapped = linear_config(
-                    whole, models['softmax'], name, OPTIONS[name], places[:keep]
+                    whole,
+                    models['softmax'],
+                    dict.fromkeys(places, linear_cfg(name)),
+                    keep=places[:keep],
                 )
                 models[f'{name} {keep}'] = MODELS.build(swapped)
             image = torch.randn(1, 3, side, side)
@@ -165,7 +169,7 @@ def draw(results: Sequence[dict], times: dict, path: Path) -> None:
         panel = axes[row, column]
         (softmax,) = found[task, None, 'softmax', None]
         panel.axhline(softmax[size], color='black', lw=0.8, ls=':', label='softmax')
-        for attention, colour in zip(OPTIONS, ('C0', 'C1', 'C2', 'C3')):
+        for attention, colour in zip(OPTIONS, ('C0', 'C1', 'C2', 'C3', 'C4')):
             points = [
                 (share_of_time(times, attention, keep), *mean_and_width(scores, size))
                 for keep in range(BLOCKS)

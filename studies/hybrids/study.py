@@ -17,6 +17,7 @@ from torch import Tensor
 from mmlaplace.checkpoints import load_weights, write_weights
 from mmlaplace.lab.mini_datasets.fashion import read_part
 from mmlaplace.lab.probes.results import append_result, by_key, key_of, read_results
+from mmlaplace.lab.side_by_side.attention_study import config_of
 from mmlaplace.linearizing import (
     Schedule,
     distill,
@@ -42,6 +43,12 @@ OPTIONS: Dict[str, dict] = {
     'AgentAttention': dict(num_landmarks=16),
     'LaplacianAttention': dict(num_landmarks=16),
     'InLineAttention': {},
+    'LaplacianAttention, rows': dict(
+        type='LaplacianAttention',
+        num_landmarks=16,
+        normalization='rows',
+        landmarks_from='queries',
+    ),
 }
 MAIN, *OTHERS = OPTIONS  # the one of the ablations, and the others
 TRUNK_STEPS = {'textures': 500, 'segmentation': 800, 'rendered': 350, 'fashion': 800}
@@ -65,6 +72,13 @@ PLAN: List[List[Tuple[str, str, int]]] = [
     [(MAIN, 'both new', 0), (MAIN, 'only windows', 0), *((name, 'harm', 2) for name in OTHERS)],
     [(name, 'harm', keep) for name in OTHERS for keep in (1, 3, 4)],
 ]
+
+
+def linear_cfg(attention: str) -> dict:
+    """The config of a key of ``OPTIONS``, or of an attention with options in its name."""
+    if attention in OPTIONS:
+        return {**dict(type=attention), **OPTIONS[attention]}
+    return config_of(attention)
 
 
 class Data(NamedTuple):
@@ -210,6 +224,7 @@ class Study:
         data_root: Folder with a folder of data for each task.
         work_dir: Folder for the weights of the models with softmax.
         ended: Function that gets each result without its losses. Default: nothing.
+        num_heads: Heads of the model, which has 64 channels. Default: 2.
     """
 
     def __init__(
@@ -218,7 +233,9 @@ class Study:
         data_root: Path,
         work_dir: Path,
         ended: Optional[Callable[[dict], Any]] = None,
+        num_heads: int = 2,
     ) -> None:
+        self.host = dict(HOST, arch=dict(HOST['arch'], num_heads=[num_heads]))
         self.log, self.work_dir, self.ended = log, work_dir, ended
         self.results = by_key(read_results(log))
         self.data = cache(lambda task: READERS[task](data_root / task))
@@ -240,7 +257,7 @@ class Study:
     def trained(self, task: str) -> Model:
         """The model with softmax, trained or loaded."""
         torch.manual_seed(0)
-        model, file = Model(HOST, self.data(task)), self.work_dir / f'{task}.pth'
+        model, file = Model(self.host, self.data(task)), self.work_dir / f'{task}.pth'
 
         def train(task: str, variant: str, steps: int) -> dict:
             made = fit(
@@ -264,11 +281,11 @@ class Study:
     def swapped(
         self, task: str, attention: str, variant: str = 'harm', keep: Sequence[str] = ()
     ) -> Model:
-        old, linear = self.trunk(task).backbone, dict(type=attention, **OPTIONS[attention])
+        old, linear = self.trunk(task).backbone, linear_cfg(attention)
         places = list(softmax_places(old))
         windows = {'windows': places[1::2], 'only windows': places}.get(variant, [])
         plan = {place: WINDOWS if place in windows else linear for place in places}
-        return Model(linear_config(HOST, old, plan, keep=keep), self.data(task))
+        return Model(linear_config(self.host, old, plan, keep=keep), self.data(task))
 
     def harms(self, task: str, attention: str, variant: str, steps: int) -> dict:
         torch.manual_seed(0)

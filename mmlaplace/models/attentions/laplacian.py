@@ -31,6 +31,7 @@ KERNELS = {
 SOLVERS = ('auto', 'newton_schulz', 'cholesky', 'conjugate_gradient')
 NORMALIZATIONS = ('whitened', 'rows', 'none')
 WHITENINGS = ('normalized', 'literal', 'none')
+LANDMARK_METHODS = ('pool', 'conv', 'random')
 LANDMARKS_FROM = ('keys', 'queries', 'both')
 CENTRED_OVER = ('queries', 'keys', 'both')
 
@@ -80,6 +81,7 @@ class LaplacianAttention(QKVAttention):
         bandwidth: :math:`\lambda` of the Laplacian (default 4) or :math:`\sigma` of the Gaussian
             kernel (default ``head_dims ** 0.25``).
         normalization: ``'whitened'`` (default), ``'rows'`` or ``'none'``.
+        landmark_method: ``'pool'`` (default), ``'conv'`` or ``'random'``, as in :class:`Landmarks`.
         landmarks_from: The tokens that landmarks are averages of: ``'keys'`` (default),
             ``'queries'``, or ``'both'``. With ``'both'`` there are landmarks :math:`L_q` of the
             queries and :math:`L_k` of the keys, and :math:`\hat G = k(Q, L_k) (W^T W + \varepsilon
@@ -137,6 +139,8 @@ class LaplacianAttention(QKVAttention):
         dict(normalization='rows', landmarks_from='both', num_landmarks=4),
         dict(landmarks_from='both', num_landmarks=4, centred_over='both'),
         dict(centred_over='keys', num_landmarks=9),
+        dict(landmark_method='conv', pool_ratio=2, normalization='rows'),
+        dict(landmark_method='random', num_landmarks=4),
     )
 
     def __init__(
@@ -149,6 +153,7 @@ class LaplacianAttention(QKVAttention):
         kernel: str = 'laplacian',
         bandwidth: Optional[float] = None,
         normalization: Optional[str] = None,
+        landmark_method: str = 'pool',
         landmarks_from: str = 'keys',
         whitening: Optional[str] = None,
         centred_over: Optional[str] = None,
@@ -165,6 +170,7 @@ class LaplacianAttention(QKVAttention):
         for name, value, known in (
             ('kernel', kernel, tuple(KERNELS)),
             ('solver', solver, SOLVERS),
+            ('landmark_method', landmark_method, LANDMARK_METHODS),
             ('landmarks_from', landmarks_from, LANDMARKS_FROM),
         ):
             if value not in known:
@@ -183,7 +189,7 @@ class LaplacianAttention(QKVAttention):
         self.num_iters = num_iters
         self.ridge = ridge
         self.whitening_eps = whitening_eps
-        self.landmarks = Landmarks(num_landmarks, pool_ratio)
+        self.landmarks = Landmarks(num_landmarks, pool_ratio, landmark_method, self.head_dims)
         self.landmarks_from = landmarks_from
         self.normalization = normalization
         self.whitening = whitening
@@ -216,9 +222,9 @@ class LaplacianAttention(QKVAttention):
 
         Nobody may watch or replace them either.
         """
-        if self.normalization == 'rows' or self.landmarks_from != 'keys':
+        if self.normalization == 'rows' or self.centred_over in ('keys', 'both'):
             return False
-        if self.centred_over not in (None, 'queries'):
+        if self.landmarks_from != 'keys' or self.landmarks.method != 'pool':
             return False
         watched = 'invert' in self.__dict__ or bool(self.landmarks._forward_hooks)
         return not watched and type(self).invert is LaplacianAttention.invert
@@ -271,9 +277,9 @@ class LaplacianAttention(QKVAttention):
         """
         if self.landmarks_from != 'both':
             tokens = q if self.landmarks_from == 'queries' else k
-            landmarks = self.landmarks(tokens, hw_shape, self.rotary)
+            (landmarks,) = upcast(self.landmarks(tokens, hw_shape, self.rotary))
             return landmarks, self.invert(self.kernel_fn(landmarks, landmarks, self.bandwidth))
-        of_queries, of_keys = (self.landmarks(x, hw_shape, self.rotary) for x in (q, k))
+        of_queries, of_keys = upcast(*(self.landmarks(x, hw_shape, self.rotary) for x in (q, k)))
         mat = self.kernel_fn(of_queries, of_keys, self.bandwidth)
         with no_autocast(mat.device):
             adjoint = mat.transpose(-2, -1)

@@ -9,6 +9,7 @@ from .dinov2 import DINOv2 as DINOv2
 from .efficientvit import EfficientViT as EfficientViT
 from .efficientvit import EfficientViTLarge as EfficientViTLarge
 from .laplacianformer import LaplacianFormer as LaplacianFormer
+from .laplacianformer import LaplacianFormerRows as LaplacianFormerRows
 from .mavit import MAViT as MAViT
 from .mlla import MLLA as MLLA
 from .mobilevitv2 import MobileViTv2 as MobileViTv2

@@ -1,5 +1,6 @@
 """LaplacianFormer."""
 
+from dataclasses import replace
 from functools import partial
 from typing import List, Sequence
 
@@ -33,6 +34,16 @@ def laplacian_pyramid(
     frame = dict(rope=True, lepe_kernel=3)
     attn = dict(type='LaplacianAttention')
     return [Stage(embed(stride), stride, attn, frame) for stride in strides]
+
+
+def rows_pyramid(overlapping_patches: bool = True, strides: Sequence[int] = STRIDES) -> List[Stage]:
+    """LaplacianFormer whose attention has rows that add up to one, and landmarks of queries.
+
+    Arguments and errors are those of :func:`laplacian_pyramid`.
+    """
+    rows = dict(normalization='rows', landmarks_from='queries')
+    stages = laplacian_pyramid(overlapping_patches, strides)
+    return [replace(stage, attn={**stage.attn, **rows}) for stage in stages]
 
 
 _arch = partial(arch, ffn_ratios=(8, 8, 4, 4))
@@ -74,7 +85,28 @@ class LaplacianFormer(PyramidBackbone):
     }
 
 
+@MODELS.register_module()
+class LaplacianFormerRows(LaplacianFormer):
+    """:class:`LaplacianFormer` with another normalization of its attention. It is ours.
+
+    It is not the paper's model: each row of the attention adds up to one, and landmarks are
+    averages of the queries, ``LaplacianAttention(normalization='rows', landmarks_from='queries')``.
+    All else is the same, but for the scale of each head, which this form does not have. In our
+    studies it remembers single tokens, and takes over the weights of softmax attention, which the
+    paper's form does not.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import LaplacianFormerRows
+        >>> maps = LaplacianFormerRows(arch='micro')(torch.randn(1, 3, 64, 96))
+        >>> [tuple(x.shape) for x in maps]
+        [(1, 32, 16, 24), (1, 64, 8, 12), (1, 96, 4, 6), (1, 128, 2, 3)]
+    """
+
+    host = staticmethod(rows_pyramid)
+
+
 FAMILY = Family(
-    {LaplacianFormer: 'laplacianformer'},
+    {LaplacianFormer: 'laplacianformer', LaplacianFormerRows: 'laplacianformer-rows'},
     timm=dict(laplacianformer=dict(paper_ids='arXiv:2604.20368')),
 )

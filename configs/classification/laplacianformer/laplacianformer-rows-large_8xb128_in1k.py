@@ -1,0 +1,3 @@
+_base_ = ['./laplacianformer-large_8xb128_in1k.py']
+
+model = dict(backbone=dict(type='LaplacianFormerRows'))

@@ -1,0 +1,3 @@
+_base_ = ['./laplacianformer-micro_1xb32_mini.py']
+
+model = dict(backbone=dict(type='LaplacianFormerRows'))

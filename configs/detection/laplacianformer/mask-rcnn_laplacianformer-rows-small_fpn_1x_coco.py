@@ -1,0 +1,3 @@
+_base_ = ['./mask-rcnn_laplacianformer-small_fpn_1x_coco.py']
+
+model = dict(backbone=dict(type='LaplacianFormerRows'))

@@ -1,0 +1,3 @@
+_base_ = ['./retinanet_laplacianformer-tiny_fpn_1x_coco.py']
+
+model = dict(backbone=dict(type='LaplacianFormerRows'))

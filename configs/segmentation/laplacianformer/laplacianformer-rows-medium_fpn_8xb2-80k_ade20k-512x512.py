@@ -1,0 +1,3 @@
+_base_ = ['./laplacianformer-medium_fpn_8xb2-80k_ade20k-512x512.py']
+
+model = dict(backbone=dict(type='LaplacianFormerRows'))

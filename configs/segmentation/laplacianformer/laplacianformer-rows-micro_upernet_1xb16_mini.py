@@ -1,0 +1,3 @@
+_base_ = ['./laplacianformer-micro_upernet_1xb16_mini.py']
+
+model = dict(backbone=dict(type='LaplacianFormerRows'))
