@@ -209,7 +209,7 @@ def test_the_order_of_the_imports_does_not_matter():
             dict(pattern='Tiny', exclude_filters=('retinaNet*', '*_ade20k-*')),
             '(?!retinanet|.*_ade20k-).*tiny.*',
         ),
-        (dict(pattern='retinanet_*tiny*', family='laplacianformer'), LAPLACIAN_RETINANET),
+        (dict(pattern='retinanet_*r-tiny*', family='laplacianformer'), LAPLACIAN_RETINANET),
         (dict(task='detection'), '.*coco.*'),
         (dict(pattern=[]), ''),
         (dict(exclude_filters='*'), ''),

@@ -122,7 +122,8 @@ def test_leaf_stands_alone(path):
 @each(LEAVES)
 def test_name_says_what_the_config_does(path):
     cfg, name = load(path), path.stem
-    pattern = rf'(?:^|_)(?:({METHODS})-)?({"|".join(BACKBONES)})-([a-z0-9]+)'
+    hosts = '|'.join(sorted(BACKBONES, key=len, reverse=True))  # laplacianformer-rows first
+    pattern = rf'(?:^|_)(?:({METHODS})-)?({hosts})-([a-z0-9]+)'
     method, host, size = re.search(pattern, name).groups()
     assert cfg.model.backbone.type.removesuffix('Large') == BACKBONES[host]
     arch = cfg.model.backbone.arch
