@@ -155,8 +155,8 @@ def table(question: str, num_heads: int, results: Sequence[dict]) -> str:
 
 
 def table_of(name: str, results: Dict[int, Sequence[dict]]) -> str:
-    """The table of a place of the page, such as ``parts 32``."""
-    question, channels = name.split()
+    """The table of a place of the page, such as ``parts-32``."""
+    question, channels = name.split('-')
     num_heads = 64 // int(channels)
     return table(question, num_heads, results[num_heads])
 
