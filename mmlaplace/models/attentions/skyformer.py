@@ -37,8 +37,8 @@ class SkyformerAttention(QKVAttention):
     that of queries and keys, and it vanishes where these are large. It also grows with the number
     of tokens. Everything is fp32 under any autocast. :class:`KernelAttention` is the exact form.
 
-    With ``kernel='laplacian'``, as in an ablation of LaplacianFormer, :math:`k(x, y) =
-    \exp(-\lVert x - y \rVert_1 / \lambda)`, and all else stays.
+    With ``kernel='laplacian'``, as in an ablation of LaplacianFormer (arXiv 2604.20368), it is
+    :math:`k(x, y) = \exp(-\lVert x - y \rVert_1 / \lambda)`, and all else stays.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
@@ -69,7 +69,7 @@ class SkyformerAttention(QKVAttention):
 
     Cost: NCm + hm³ to mix; 4C² weights.
 
-    Source: Skyformer (arXiv 2111.00035). Its Laplacian form: LaplacianFormer (arXiv 2604.20368).
+    Source: Skyformer (arXiv 2111.00035).
 
     Examples:
         >>> import torch

@@ -55,11 +55,11 @@ class SOFTAttention(QKVAttention):
     and a key like others. It is part of no landmark. Its value is used in place of its convolution,
     as in the authors' code.
 
-    With ``kernel='laplacian'``, as in an ablation of LaplacianFormer, :math:`k(x, y) =
-    \exp(-d^{1/4} \lVert x - y \rVert_1 / \lambda)`, and all else stays. The bandwidth of either
-    kernel is that of tokens before they are scaled: :math:`d^{1/4} x` is such a token. So
-    :math:`\lambda` is comparable with that of :class:`LaplacianAttention`. LaplacianFormer does not
-    say which bandwidth its ablation has.
+    With ``kernel='laplacian'``, as in an ablation of LaplacianFormer (arXiv 2604.20368), it is
+    :math:`k(x, y) = \exp(-d^{1/4} \lVert x - y \rVert_1 / \lambda)`, and all else stays. The
+    bandwidth of either kernel is that of tokens before they are scaled, which are :math:`d^{1/4} x`.
+    So :math:`\lambda` compares with that of :class:`LaplacianAttention`. The bandwidth of the
+    paper's ablation is not at hand.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
@@ -99,8 +99,7 @@ class SOFTAttention(QKVAttention):
 
     Published: their own pyramid: SOFT tiny 79.3; SOFT++ tiny 80.9, small 82.6.
 
-    Source: SOFT (arXiv 2110.11945) and SOFT++ (arXiv 2207.03341). The Laplacian form:
-    LaplacianFormer (arXiv 2604.20368).
+    Source: SOFT (arXiv 2110.11945) and SOFT++ (arXiv 2207.03341).
 
     Examples:
         >>> import torch
