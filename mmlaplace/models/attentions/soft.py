@@ -57,9 +57,9 @@ class SOFTAttention(QKVAttention):
 
     With ``kernel='laplacian'``, as in an ablation of LaplacianFormer (arXiv 2604.20368), it is
     :math:`k(x, y) = \exp(-d^{1/4} \lVert x - y \rVert_1 / \lambda)`, and all else stays. The
-    bandwidth of either kernel is that of tokens before they are scaled, which are :math:`d^{1/4} x`.
-    So :math:`\lambda` compares with that of :class:`LaplacianAttention`. The bandwidth of the
-    paper's ablation is not at hand.
+    bandwidth of either kernel is that of tokens before they are scaled, :math:`d^{1/4} x`. So
+    :math:`\lambda` compares with that of :class:`LaplacianAttention`. The bandwidth of the paper's
+    ablation is not at hand.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
