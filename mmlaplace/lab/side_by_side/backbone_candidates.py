@@ -188,10 +188,10 @@ def of_class(cls: type, train: bool, **options: Any) -> nn.Module:
     return model
 
 
-def of_timm(name: str, train: bool) -> nn.Module:
+def of_timm(name: str, train: bool, **options: Any) -> nn.Module:
     """Build a model of timm without its classifier. For inference, its branches are merged."""
     timm = importlib.import_module('timm')
-    model = timm.create_model(name, pretrained=False, num_classes=0)
+    model = timm.create_model(name, pretrained=False, num_classes=0, **options)
     if train:
         return model
     return importlib.import_module('timm.utils').reparameterize_model(model.eval())
