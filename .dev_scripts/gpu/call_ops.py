@@ -6,12 +6,9 @@
 Only kernels of this project are in the namespace mmlaplace.
 """
 
-from functools import partial
-
 import torch
-from kit import DTYPES, REHEARSAL, gradients, large_example, wait
+from kit import DTYPES, REHEARSAL, function_of, gradients, large_example, wait
 
-from mmlaplace import ops
 from mmlaplace.commands.command_line import ToolParser, positive
 from mmlaplace.ops.table import OPS
 
@@ -29,7 +26,7 @@ def main() -> None:
             if dtype_name != 'fp32' and not OPS[name].reads_halves:
                 continue
             row, tensors = large_example(name, images, 2, side, 49, 32, dtype)
-            results = gradients(partial(getattr(ops, name), **row.options), tensors)
+            results = gradients(function_of(name, row), tensors)
             wait()
             print(f'{name}, {dtype_name}: {", ".join(str(tuple(x.shape)) for x in results)}')
 

@@ -10,7 +10,8 @@ it computes in fp32 under autocast. For a backbone of every class: values and gr
 as on the CPU. For those of MODELS also: no waiting, a CUDA graph, determinism, autocast, and
 torch.compile with and without reduce-overhead. At last, tensors of 2^31 values.
 
-A check that fails is named with the reason, and the others run. The exit status is then 1.
+A check that fails is named with the reason, and the others run. The exit status is then 1. Where
+the memory of the GPU is too small for one, it says so.
 """
 
 import os
@@ -33,6 +34,7 @@ from kit import (
     Report,
     attempt,
     captured,
+    function_of,
     give_memory_back,
     gradients,
     large_example,
@@ -43,7 +45,7 @@ from kit import (
 )
 from torch import Tensor, nn
 
-from mmlaplace import create_backbone, ops
+from mmlaplace import create_backbone
 from mmlaplace.analysis.measuring import tensors_of
 from mmlaplace.commands.command_line import ToolParser, positive
 from mmlaplace.model_zoo import options_of, read_backbones
@@ -84,7 +86,7 @@ def call(name: str, dtype: torch.dtype = torch.float32, size: tuple = SIZE) -> T
     """The compiled op as a function of its tensors, and these."""
     torch.manual_seed(0)
     row, tensors = large_example(name, *size, dtype)
-    return partial(getattr(ops, name), backend='native', **row.options), tensors
+    return function_of(name, row, backend='native'), tensors
 
 
 def op_is_as_on_the_cpu(name: str) -> str:
@@ -312,7 +314,7 @@ def op_of_many_values(name: str) -> str:
     images, heads, side, dims = (2, 2, 8, 16) if REHEARSAL else (33, 8, 362, 64)
     torch.manual_seed(0)
     row, tensors = large_example(name, images, heads, side, 49, dims, torch.bfloat16)
-    function = partial(getattr(ops, name), backend='native', **row.options)
+    function = function_of(name, row, backend='native')
     with torch.no_grad():
         last = function(**tensors)[-1:]
         alone = function(**{key: tensor[-1:].clone() for key, tensor in tensors.items()})
@@ -380,7 +382,9 @@ def main() -> int:
         if failure is None:
             report.add(f'[ok]   {name}: {text} ({seconds:.1f} s)', text=text, **row)
         else:
-            report.add(f'[FAIL] {name}: {failure.text}', failure=failure.text, **row)
+            row.update(failure=failure.text, too_large=failure.too_large)
+            mark = '[none]' if failure.too_large else '[FAIL]'
+            report.add(f'{mark} {name}: {failure.text}', **row)
         give_memory_back()
     return report.status()
 

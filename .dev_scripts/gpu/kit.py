@@ -4,9 +4,11 @@ With REHEARSE=1 in the environment, everything runs on a CPU, in small sizes and
 """
 
 import contextlib
+import inspect
 import os
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 
@@ -175,6 +177,14 @@ def large_example(
     return row, tensors
 
 
+def function_of(name: str, row: Op, **options: Any) -> Callable:
+    """The public function with the options of its row. Inverses check nothing, which would wait."""
+    function = getattr(ops, name)
+    if 'check' in inspect.signature(function).parameters:
+        options['check'] = False
+    return partial(function, **row.options, **options)
+
+
 def macs_of(row: Op, tensors: Dict[str, Tensor]) -> int:
     """Multiply-accumulates of a call, 0 for an op that counts none."""
     if row.macs is None:
@@ -187,7 +197,8 @@ def gradients(function: Callable, tensors: Dict[str, Tensor]) -> Tuple[Tensor, .
     """The output, and the gradients of the sum of its squares for all tensors."""
     leaves = {key: tensor.detach().requires_grad_() for key, tensor in tensors.items()}
     out = function(**leaves)
-    return (out.detach(), *torch.autograd.grad(out.float().square().sum(), list(leaves.values())))
+    wide = out if out.dtype == torch.float64 else out.float()
+    return (out.detach(), *torch.autograd.grad(wide.square().sum(), list(leaves.values())))
 
 
 # ---- what a GPU alone has; a rehearsal does the same without

@@ -23,6 +23,7 @@ from kit import (
     Budget,
     Report,
     attempt,
+    function_of,
     give_memory_back,
     gradients,
     large_example,
@@ -31,7 +32,6 @@ from kit import (
 )
 from torch import Tensor
 
-from mmlaplace import ops
 from mmlaplace.analysis.measuring import bytes_of, tensor_memory
 from mmlaplace.commands.command_line import ToolParser, positive
 from mmlaplace.ops.table import OPS
@@ -83,7 +83,7 @@ def measure(
         return
     row, tensors = made
     macs = macs_of(row, tensors)
-    function = partial(getattr(ops, name), **row.options)
+    function = function_of(name, row)
 
     def forward(backend: str) -> Tuple[Tensor, ...]:
         with torch.no_grad():

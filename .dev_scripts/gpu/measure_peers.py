@@ -5,22 +5,24 @@
     python .dev_scripts/gpu/measure_peers.py --parts backbones --models mlla-tiny timm:resnet50
 
 attentions  mixing rules on queries, keys and values (B, heads, N, d), with N from 196 to 65,536 and
-            d = 32 and 64: ours by the compiled ops (fused) and by PyTorch's operations (plain),
-            F.scaled_dot_product_attention, and flash-bidirectional-linear-attention where fbi_la
-            can be imported. B * N is the same for all N. Forward and with the backward, in fp32 and
-            bf16.
+            d = 32 and 64: ours by the compiled ops (fused) and by PyTorch's operations (plain), and
+            F.scaled_dot_product_attention. B * N is the same for all N. Forward and with the
+            backward, in fp32 and bf16.
 backbones   whole models without a classifier at 224 x 224 with 128 images to 2048 x 2048 with one:
             forward in fp32 and bf16, and training steps in bf16.
 compiled    the attentions at N = 3136, d = 32, by torch.compile.
+fbi_la      our linear attention beside flash-bidirectional-linear-attention, whose Triton kernels
+            take half a minute for each size to be tuned. Without that package, it is left out.
 
 Each part has its share of the seconds. What is not reached is named, and so is what fails.
 """
 
+import functools
 import importlib.util
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -81,7 +83,9 @@ MODES: Dict[str, Tuple[bool, Any]] = {
     'bf16': (False, torch.bfloat16),
     'bf16 training': (True, torch.bfloat16),
 }
-SHARES = {'attentions': 0.35, 'backbones': 0.45, 'compiled': 0.2}
+FAST = tuple(f'{name}, {form}' for name in OURS for form in FORMS) + ('softmax, SDPA',)
+TRITON = ('LinearAttention, fused', 'fbi_la, Triton')
+SHARES = {'attentions': 0.35, 'backbones': 0.4, 'compiled': 0.15, 'fbi_la': 0.1}
 if REHEARSAL:
     SIDES, HEAD_DIMS, TOKENS, COMPILED, SIZES = (7, 14), (16,), 2 * 196, (7, 16), ((64, 2),)
 
@@ -108,8 +112,7 @@ def attentions(side: int, dims: int) -> Dict[str, Mixing]:
         for form, backend in FORMS.items()
     }
     found['softmax, SDPA'] = Mixing(F.scaled_dot_product_attention, 'auto')
-    if DEVICE.type == 'cuda' and importlib.util.find_spec('fbi_la'):
-        found['fbi_la, Triton'] = Mixing(by_fbi_la, 'auto')
+    found['fbi_la, Triton'] = Mixing(by_fbi_la, 'auto')
     return found
 
 
@@ -143,19 +146,24 @@ def in_graph(mixing: Mixing) -> Mixing:
 
 
 def measure_attentions(
-    side: int, dims: int, dtype_name: str, train: bool, compiled: bool, report: Report
+    part: str,
+    names: Sequence[str],
+    side: int,
+    dims: int,
+    dtype_name: str,
+    train: bool,
+    report: Report,
 ) -> None:
-    """A row for each attention at one size."""
+    """A row for each of some attentions, which take turns, at one size."""
     images = max(1, TOKENS // HEADS // side**2)
     tensors = tuple(
         torch.randn(images, HEADS, side * side, dims, device=DEVICE, dtype=DTYPES[dtype_name])
         for _ in range(3)
     )
-    mixings = attentions(side, dims)
-    if compiled:
-        torch.compiler.reset()  # the code of earlier sizes would count for the limit
-        # Rules share the code of a function. Past the limit torch would run them eagerly.
-        torch._dynamo.config.cache_size_limit = 4 * len(mixings)
+    known = attentions(side, dims)
+    mixings = {name: known[name] for name in names}
+    if part == 'compiled':
+        torch.compiler.reset()  # the code of other sizes would count for the limit
         mixings = {name: in_graph(mixing) for name, mixing in mixings.items()}
     jobs = {
         name: attention_job(mixing, tensors, DTYPES[dtype_name], train)
@@ -164,7 +172,7 @@ def measure_attentions(
     times, failures = times_of(jobs)
     for name, job in jobs.items():
         row = dict(
-            part='compiled' if compiled else 'attentions',
+            part=part,
             attention=name,
             tokens=side * side,
             head_dims=dims,
@@ -175,7 +183,9 @@ def measure_attentions(
         )
         what = f'{dtype_name} {"training" if train else "forward":8s}'
         text = f'N {side * side:6d} d {dims:3d} {what} {name:32s}'
-        add_row(report, f'{text}{" compiled" * compiled}', row, name, job, times, failures)
+        add_row(
+            report, f'{text}{" compiled" * (part == "compiled")}', row, name, job, times, failures
+        )
     give_memory_back()
 
 
@@ -200,20 +210,22 @@ def add_row(
     report.add(f'{text} {times[name]:9.3f} ms{shown}', **row)
 
 
-def backbone(name: str, train: bool, side: int) -> torch.nn.Module:
-    """A model for images of this side. Two of timm must know it when they are built."""
-    options = dict(img_size=side) if name.startswith(('timm:swin', 'timm:deit')) else {}
-    model = find(name)(train, **options).to(DEVICE)
+@functools.cache
+def backbone(name: str, train: bool, side: Optional[int]) -> torch.nn.Module:
+    """A model, which stays on the GPU for the next size."""
+    model = find(name)(train, **({} if side is None else dict(img_size=side))).to(DEVICE)
     model.train(train)  # mmpretrain's return None
     return model
 
 
 def measure_backbone(name: str, side: int, images: int, report: Report) -> None:
     """A row for each mode. A model that fails costs no other its figures."""
+    # Two of timm must know the side when they are built.
+    built_for = side if name.startswith(('timm:swin', 'timm:deit')) else None
     for mode, (train, dtype) in MODES.items():
         row = dict(part='backbones', model=name, side=side, images=images, mode=mode)
         text = f'{side:4d} x {images:3d} {mode:13s} {name:36s}'
-        model, failure = attempt(partial(backbone, name, train, side))
+        model, failure = attempt(partial(backbone, name, train, built_for))
         if failure is not None:
             row.update(failure=failure.text, too_large=failure.too_large)
             report.add(f'{text} FAILED {failure.text}', **row)
@@ -222,11 +234,11 @@ def measure_backbone(name: str, side: int, images: int, report: Report) -> None:
         job = model_job(model, batch, train, dtype)
         times, failures = times_of({name: job})
         add_row(report, text, row, name, job, times, failures)
-        del model, job
+        del batch, job
         give_memory_back()
 
 
-def cases(part: str, models: List[str]) -> Iterator[Tuple[str, Callable]]:
+def cases(part: str, models: Sequence[str]) -> Iterator[Tuple[str, Callable]]:
     """What a part measures: a name, and a function of the report."""
     if part == 'backbones':
         for side, images in SIZES:
@@ -234,14 +246,23 @@ def cases(part: str, models: List[str]) -> Iterator[Tuple[str, Callable]]:
                 case = partial(measure_backbone, name, side, images)
                 yield f'{name} at {side} x {images}', case
         return
-    places = [COMPILED] if part == 'compiled' else [(s, d) for d in HEAD_DIMS for s in SIDES]
+    places = [(side, dims) for dims in HEAD_DIMS for side in SIDES]
+    groups: Sequence[Sequence[str]] = [FAST]
+    if part == 'compiled':
+        places, groups = [COMPILED], [[name] for name in FAST]  # each takes seconds to compile
+    elif part == 'fbi_la':
+        places, groups = places[::-1], [TRITON]
+        if DEVICE.type != 'cuda' or importlib.util.find_spec('fbi_la') is None:
+            print('fbi_la is not measured: it needs a GPU, and the package fbi_la', flush=True)
+            return
     for side, dims in places:
         for dtype in reversed(DTYPES):
             for train in (False, True):
-                name = f'{part}, N {side * side}, d {dims}, {dtype}, {"training" * train}'
-                compiled = part == 'compiled'
-                case = partial(measure_attentions, side, dims, dtype, train, compiled)
-                yield name.rstrip(', '), case
+                for names in groups:
+                    case = partial(measure_attentions, part, names, side, dims, dtype, train)
+                    what = 'training' if train else 'forward'
+                    shown = names[0] if part == 'compiled' else 'attentions'
+                    yield f'{part}, {shown}, N {side * side}, d {dims}, {dtype} {what}', case
 
 
 def main() -> int:
