@@ -166,13 +166,26 @@ def test_a_user_with_a_card_runs_the_same(start, tmp_path):
 
 
 def test_a_new_op_is_checked_and_measured_by_itself(rehearsing, monkeypatch, tmp_path):
-    monkeypatch.setitem(OPS, 'newest_attention', OPS['linear_attention'])
-    monkeypatch.setattr(ops, 'newest_attention', ops.linear_attention, raising=False)
+    seen = []
+
+    def newest_attention(q, k, v, backend='auto', **options):
+        seen.append((q.dtype, q.requires_grad, backend))
+        return ops.linear_attention(q, k, v, backend=backend, **options)
+
+    monkeypatch.setitem(OPS, 'newest_attention', OPS['linear_attention']._replace(by_reference=''))
+    monkeypatch.setattr(ops, 'newest_attention', newest_attention, raising=False)
     out = ('--out', tmp_path / 'out.json', '--force')
     output_of(KIT / 'checks.py', '--only', 'newest_attention [!o]*', *out)
     checks = [row['check'] for row in json.loads((tmp_path / 'out.json').read_text())['rows']]
     assert len(checks) == 7 and 'newest_attention as on the CPU' in checks
+    seen.clear()
     output_of(KIT / 'measure_ops.py', *out)
+    assert set(seen) == {
+        (dtype, train, backend)
+        for dtype in (torch.float32, torch.bfloat16)
+        for train in (False, True)
+        for backend in ('native', 'reference')
+    }
     rows = json.loads((tmp_path / 'out.json').read_text())['rows']
     assert {row['op'] for row in rows} >= set(OPS)
     newest = [row for row in rows if row['op'] == 'newest_attention']
@@ -229,6 +242,43 @@ def test_checks_find_a_fault_of_an_op(fault, check, reason, rehearsing, monkeypa
     assert bool(fault) == bool(re.search(rf'\[FAIL\] wrong {check}: .*{reason}', result.stdout))
     rows = json.loads((tmp_path / 'out.json').read_text())['rows']
     assert bool(fault) == any(reason in row.get('failure', '') for row in rows if fault)
+
+
+class WrongModel(nn.Conv2d):
+    """A backbone that would be wrong in one way."""
+
+    def __init__(self, fault) -> None:
+        super().__init__(3, 4, 3)
+        self.fault, self.calls = fault, 0
+
+    def forward(self, images):
+        self.calls += 1
+        out = super().forward(images)
+        if self.fault == 'on a GPU' and self.calls == 2:  # after the call on the CPU
+            out = out * 1.001
+        if self.fault == 'random':
+            out = out * torch.rand(())
+        if self.fault == 'infinite' and torch.is_autocast_enabled('cpu'):
+            out = out / 0
+        return out
+
+
+@pytest.mark.parametrize(
+    ('fault', 'check', 'reason'),
+    [
+        ('on a GPU', 'model_is_as_on_the_cpu', 'of 3 tensors'),
+        ('random', 'model_in_a_graph', 'relative error'),
+        ('random', 'model_is_deterministic', '3 of 3 tensors have other bits'),
+        ('infinite', 'model_under_autocast', 'not finite in torch.float16'),
+    ],
+)
+def test_checks_find_a_fault_of_a_model(fault, check, reason, rehearsing, monkeypatch):
+    checks = load_tool('.dev_scripts/gpu/checks.py')
+    monkeypatch.setattr(checks, 'backbone', lambda name, train=False: WrongModel(''))
+    assert getattr(checks, check)('right')
+    monkeypatch.setattr(checks, 'backbone', lambda name, train=False: WrongModel(fault))
+    with pytest.raises(AssertionError, match=reason):
+        getattr(checks, check)('wrong')
 
 
 def test_waiting_is_an_error_in_the_check_for_it(rehearsing, tmp_path, monkeypatch):
@@ -380,6 +430,8 @@ def test_large_examples_have_the_sizes_that_are_asked_for(rehearsing):
             assert tensor.dtype == (torch.bfloat16 if key in 'qkv' else torch.float32)
         out = kit.function_of(name, row)(**tensors)
         assert out.shape[:2] == (2, 3)
+        if name == 'pooled_landmarks':
+            assert out.shape == (2, 3, 9, 16)
         assert (kit.macs_of(row, tensors) > 0) == (row.macs is not None)
     row, tensors = kit.large_example('laplacian_kernel', *sizes, torch.float32)
     assert kit.macs_of(row, tensors) == 2 * 3 * 36 * 9 * 16
