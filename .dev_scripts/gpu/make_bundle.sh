@@ -55,6 +55,10 @@ tar -C "$site" --exclude __pycache__ --exclude '_ext*.so' --exclude '.mim/config
     --exclude '.mim/demo' -cf - mmcv mmdet mmengine mmpretrain | tar -xf - -C "$packages"
 # The ops of mmcv are compiled for another Python. What imports them gets names that raise when they are called.
 cat >"$packages/mmcv/_ext.py" <<'PYTHON'
+def get_compiling_cuda_version():  # python -m mmlaplace check prints it
+    return '(none: its ops are left out of this bundle)'
+
+
 def __getattr__(name):
     if name.startswith('__'):
         raise AttributeError(name)
