@@ -12,9 +12,9 @@ from mmlaplace.ops import _native
 # no other LaplacianFormer.
 FORWARDS = {
     ('Swin', 'tiny'): dict(ops=190, calls=400, files=11),
-    ('RAVLT', 'tiny'): dict(ops=420, calls=400, files=16),
+    ('RAVLT', 'tiny'): dict(ops=370, calls=400, files=16),
     ('CSWin', 'tiny'): dict(ops=730, calls=1650, files=12),
-    ('MLLA', 'tiny'): dict(ops=830, calls=1000, files=16),
+    ('MLLA', 'tiny'): dict(ops=760, calls=950, files=16),
     ('EfficientViT', 'b1'): dict(ops=271, calls=280, files=12),
     ('PVTv2', 'b0'): dict(ops=125, calls=180, files=8),
     ('LaplacianFormer', 'tiny'): dict(ops=150, calls=330, files=15),
