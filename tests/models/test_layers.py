@@ -52,6 +52,7 @@ LAYOUTS = {
     'dense': lambda x: x,
     'heads side by side': lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
     'channels apart': lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
+    'every other channel': lambda x: x.repeat_interleave(2, dim=-1)[..., ::2],
     'an odd width': lambda x: F.pad(x, (0, 1))[..., :-1],
     'an odd start': lambda x: F.pad(x, (1, 1))[..., 1:-1],
 }

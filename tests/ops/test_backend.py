@@ -270,6 +270,24 @@ def test_the_short_way_has_the_values_and_derivatives_of_the_long_one(name):
 
 
 @names
+def test_transforms_of_torch_func_are_those_of_the_long_way(name):
+    tensors, options = example(name)
+
+    def transformed(backend):
+        def call(*values):
+            return OPS[name](**dict(zip(tensors, values)), **options, backend=backend)
+
+        def loss(*values):
+            return call(*values).sin().sum()
+
+        values = tuple(tensors.values())
+        batches = [torch.stack([value, value]) for value in values]
+        return torch.func.grad(loss)(*values), torch.func.vmap(call)(*batches)
+
+    torch.testing.assert_close(transformed('auto'), transformed('native'), rtol=0, atol=0)
+
+
+@names
 @pytest.mark.parametrize('context', [torch.no_grad, torch.enable_grad])
 def test_no_derivative_in_forward_mode_is_left_out_silently(name, context):
     tensors, options = example(name)
