@@ -291,7 +291,8 @@ def test_wrappers_are_looked_through_on_both_sides(tmp_path):
         assert same(module, trained.state_dict())
     weights = with_value('norm3.gate', torch.zeros(1))(trained.state_dict())
     more = save(tmp_path / 'more.pth', weights)
-    with pytest.raises(ValueError, match=rf'norm3.gate\) in layers of this {type(module).__name__} '):
+    kind = type(module).__name__
+    with pytest.raises(ValueError, match=rf'norm3.gate\) in layers of this {kind} '):
         load_weights(wrap(build()), more)
     # In the middle of a name, with the prefix given as it stands in the file.
     whole = nn.ModuleDict(dict(backbone=torch.compile(trained)))
