@@ -313,7 +313,7 @@ def export_and_verify(parser: ToolParser, args: argparse.Namespace) -> dict:
         cfg, size = planned_size(cfg, form, args)
         start = time.perf_counter()
         about = export(form, cfg, args, size)
-    shape = (480, 640, 3) if about['color'] == 'color' else (480, 640)
+    shape = (480, 640) if form.channels == 1 else (480, 640, form.channels)
     image = np.zeros(shape, np.uint8)
     try:
         image_pipeline.prepare(image, about)
