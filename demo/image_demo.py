@@ -47,6 +47,7 @@ from mmlaplace.commands.command_line import (
 from mmlaplace.cpu import optimize
 from mmlaplace.deployment.image_pipeline import read_image
 from mmlaplace.deployment.inferencers import inferencer_of_classifier, names_and_colours
+from mmlaplace.deployment.toolbox_pipeline import test_pipeline_of
 from mmlaplace.toolboxes import PACKAGES, require_toolbox
 from mmlaplace.writing import whole_file, write_whole
 

@@ -255,6 +255,11 @@ def of_size(about: dict, size: Optional[Size]) -> dict:
     return dict(about, pipeline=[*loading, resize])
 
 
+def turned(image: np.ndarray) -> np.ndarray:
+    """An image ``(H, W, C)`` as a file takes it: of three channels, BGR becomes RGB."""
+    return image[..., ::-1] if image.shape[2] == 3 else image
+
+
 def prepare(image: np.ndarray, about: dict) -> Prepared:
     """An image as a file takes it.
 
@@ -267,8 +272,7 @@ def prepare(image: np.ndarray, about: dict) -> Prepared:
     """
     original = image.shape[0], image.shape[1]
     image, scale = carried_out(image, about['pipeline'])
-    pixels = image[..., None] if image.ndim == 2 else image
-    pixels = pixels[..., ::-1] if pixels.shape[2] == 3 else pixels
+    pixels = turned(image[..., None] if image.ndim == 2 else image)
     size = pixels.shape[0], pixels.shape[1]
     pixels = padded(pixels.astype(np.float32), about, original)
     return Prepared(np.ascontiguousarray(pixels.transpose(2, 0, 1)[None]), size, scale, original)

@@ -63,7 +63,8 @@ def sizes_to_verify(size: Tuple[int, int], multiple: int, dynamic: bool) -> List
 @torch.no_grad()
 def predicted(model: nn.Module, task: str, images: Tensor) -> Dict[str, Tensor]:
     """The toolbox's prediction for an image, by its own preprocessor and its own selection."""
-    return PREDICTIONS[task](model.eval(), list(images.flip(1)))  # as loaded, BGR
+    loaded = images.flip(1) if images.shape[1] == 3 else images  # in colour as BGR
+    return PREDICTIONS[task](model.eval(), list(loaded))
 
 
 def _scores(model: Any, images: list) -> Dict[str, Tensor]:
