@@ -58,11 +58,8 @@ def test_the_versions_of_python_are_those_of_the_project_everywhere():
     assert 'target-version' not in project  # ruff takes it from requires-python
     pages = [path for path in (ROOT / 'docs').rglob('*.md') if 'logs' not in path.parts]
     files = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', ROOT / 'tools/setup_env.sh', *pages]
-    named = [
-        range_of
-        for path in files
-        for range_of in re.findall(r'Python (3\.\d+ to 3\.\d+)', path.read_text())
-    ]
+    texts = [path.read_text() for path in files]
+    named = [found for text in texts for found in re.findall(r'Python (3\.\d+ to 3\.\d+)', text)]
     assert len(named) >= 3 and set(named) == {f'{least} to {newest}'}
 
 

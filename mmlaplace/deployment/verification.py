@@ -228,7 +228,7 @@ def _write_photograph(photo: 'Image.Image', path: Path, about: dict) -> None:
         bands = np.asarray(photo)[..., [channel % 3 for channel in range(channels)]]
         bands = bands[..., 0] if channels == 1 else bands
         kind = 'rgb' if channels == 3 else 'minisblack'
-        options = dict(planarconfig='contig') if channels > 1 else {}
+        options: Dict[str, Any] = dict(planarconfig='contig') if channels > 1 else {}
         return tifffile.imwrite(path, bands, photometric=kind, **options)
     if about['color'] != 'unchanged':
         return photo.save(path)

@@ -88,9 +88,8 @@ def test_images_are_read_with_their_channels_where_they_are_predicted(channels, 
     cfg = Config.fromfile(config)
     model = build_model(cfg).eval()
     model.load_state_dict(torch.load(checkpoint)['state_dict'])
-    pixels = read_image(
-        image, 'tifffile' if channels == 13 else cfg.loader.dataset.pipeline[0].color_type
-    )
+    color = 'tifffile' if channels == 13 else LOADERS[channels]['color_type']
+    pixels = read_image(image, color)
     assert pixels.shape == ((60, 70) if channels == 1 else (60, 70, channels))
 
     said = run_script(
