@@ -333,6 +333,12 @@ def create_backbone(
         )
     backbone = MODELS.build({**options, **backbone_options})
     initialise(backbone)
+    if checkpoint is not None and any(weight.is_meta for weight in backbone.parameters()):
+        raise ValueError(
+            f'pretrained={pretrained!r} cannot fill a backbone on the meta device, which has no '
+            'memory; leave it out and call load_state_dict(state_dict, assign=True), or create the '
+            'backbone on another device'
+        )
     if checkpoint is not None:
         load_weights(backbone, checkpoint)
     return backbone

@@ -32,34 +32,28 @@ class Arguments:
     def __getstate__(self):
         return dict(any=1)
 
-def see(arguments, queue=None):
-    if queue is None:
-        return arguments.seen
+def see(arguments, queue):
     queue.put(arguments.seen)
 """
 SCRIPT = """
 import multiprocessing, sys
-from concurrent.futures import ProcessPoolExecutor
 from data_of_spawned import Arguments, Images, see
 
 if __name__ == '__main__':
     import mmlaplace
-    from torch.utils.data import DataLoader
 
-    method = sys.argv[1]
-    own = multiprocessing.get_context(method)
-    (one,) = DataLoader(Images(), batch_size=2, num_workers=1, multiprocessing_context=method)
-    print('worker', one[0][0], one[1][1])
-    with ProcessPoolExecutor(1, own) as pool:
-        print('pool', *pool.submit(see, Arguments()).result())
+    own = multiprocessing.get_context(sys.argv[1])
     queue = own.Queue()
     process = own.Process(target=see, args=(Arguments(), queue), name='named')
     process.start()
     print('process', *queue.get(timeout=300), process.name, process.daemon)
     process.join()
-    multiprocessing.set_start_method(method, force=True)  # as mmengine does
-    (one,) = DataLoader(Images(), batch_size=2, num_workers=1)
-    print('default', one[0][0], one[1][1])
+    if sys.argv[1] == 'spawn':
+        from torch.utils.data import DataLoader
+
+        multiprocessing.set_start_method('spawn', force=True)  # as mmengine does
+        (one,) = DataLoader(Images(), batch_size=2, num_workers=1)
+        print('worker', one[0][0], one[1][1])
 """
 
 
@@ -70,7 +64,7 @@ def test_new_processes_know_what_is_registered(method, tmp_path):
     script.write_text(SCRIPT)
     result = run_python(script, method, PYTHONPATH=str(ROOT))
     known = 'WholeFileBackend LaplacianFormer'
-    lines = [f'worker {known}', f'pool {known}', f'process {known} named False', f'default {known}']
+    lines = [f'process {known} named False', *[f'worker {known}'] * (method == 'spawn')]
     assert result.stdout.splitlines() == lines, result.stderr[-3000:]
 
 

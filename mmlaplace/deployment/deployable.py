@@ -288,12 +288,12 @@ def deployable(model: Any) -> Deployable:
             extractors.append(roi_head.mask_roi_extractor)
         for extractor in extractors:
             parts.append(('SingleRoIExtractor', extractor))
-            parts += [('RoIAlign', layer) for layer in extractor.roi_layers]
-        nms = [model.test_cfg.rpn.nms, model.test_cfg.rcnn.nms]
+            parts += [('RoIAlign', layer) for layer in getattr(extractor, 'roi_layers', ())]
+        nms = [part.get('nms') for part in (model.test_cfg.rpn, model.test_cfg.rcnn)]
     elif hasattr(model, 'bbox_head'):
         form = OneStageDetector
         parts = [('RetinaHead', model.bbox_head)]
-        nms = [model.test_cfg.nms]
+        nms = [model.test_cfg.get('nms')]  # DETRs have none
     elif hasattr(model, 'head') and hasattr(model.head, 'cal_acc'):  # one class for each image
         form = Classifier
         heads = [('ClsHead', model.head)]
@@ -306,7 +306,7 @@ def deployable(model: Any) -> Deployable:
         if type(part).__name__ != known:
             raise NotDeployableError(
                 f'a {kind} with a {type(part).__name__} cannot be exported; take a {known} in its '
-                'place'
+                'place (docs/heads.md says which heads can be exported)'
             )
     for known, head in heads:
         changed = changed_predictions(head, known)
@@ -315,6 +315,11 @@ def deployable(model: Any) -> Deployable:
                 f'a {kind} with a {type(head).__name__} cannot be exported, because it has its own '
                 f'{", ".join(changed)}; take a head that predicts as {known} does'
             )
+    if any(hasattr(part, 'rand_init') for part in model.modules()):  # mmseg's Hamburger
+        raise NotDeployableError(
+            f'a {kind} with a {type(model.decode_head).__name__} cannot be exported, because it '
+            'draws random bases for each prediction; take a SegformerHead in its place'
+        )
     options = unknown_options(model) if issubclass(form, OneStageDetector) else []
     if options:
         raise NotDeployableError(

@@ -6,6 +6,7 @@ Both are as in the toolbox, by the config that was exported. The file's metadata
              options in mmcv, mmpretrain, mmdet and mmseg
   color      how the image is read: 'color', 'grayscale', 'unchanged' with all channels of the file,
              or 'tifffile', by that package, which reads TIFFs of any number of bands
+  classes    the names of the classes by their labels, or none
   pad        the multiple or the size to which the model's preprocessor pads, and the value
 
 This file needs numpy and OpenCV, Pillow for pipelines that resize by it, and tifffile where it
@@ -241,6 +242,12 @@ def facts(written: Optional[str], path: Path) -> dict:
         how = 'does not say how its images are prepared' if about else 'was not made by export.py'
         raise ValueError(f'{path} {how}; export it again')
     return about
+
+
+def name_of(label: int, about: dict) -> str:
+    """The name of a class, or its number where the file has no names."""
+    names = about.get('classes') or ()
+    return str(names[label]) if 0 <= label < len(names) else f'class {label}'
 
 
 def of_size(about: dict, size: Optional[Size]) -> dict:

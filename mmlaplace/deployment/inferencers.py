@@ -59,6 +59,32 @@ def inferencer_of(cfg: Config, model: nn.Module) -> Any:
     return OfModel(cfg, device='cpu')
 
 
+def class_names(cfg: Config, checkpoint: str, count: Optional[int] = None) -> List[str]:
+    """The names of a model's classes, by their labels, for the metadata of its file.
+
+    Args:
+        cfg: The config of the model.
+        checkpoint: The weights, beside which a run writes the names.
+        count: Number of the model's classes. Default: None, any.
+
+    Returns:
+        The names, or an empty list if there are none, or if they are not as many as the classes.
+    """
+    names = list(names_and_colours(cfg, checkpoint).get('classes') or ())
+    return names if count in (None, len(names)) else []
+
+
+def number_of_classes(model: Any) -> Optional[int]:
+    """Number of the classes of a classifier, detector or segmentor, or None if it does not say."""
+    for path in ('decode_head', 'roi_head.bbox_head', 'bbox_head', 'head'):
+        part = model
+        for name in path.split('.'):
+            part = getattr(part, name, None)
+        if part is not None:
+            return getattr(part, 'num_classes', None)
+    return None
+
+
 def names_and_colours(cfg: Config, checkpoint: str) -> Dict[str, Any]:
     """``classes`` and ``palette`` of a checkpoint, or else of the data set of its config."""
     dataset = cfg.test_dataloader.dataset

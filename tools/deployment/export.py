@@ -56,6 +56,7 @@ from mmlaplace.commands.command_line import (
 from mmlaplace.commands.terminal import command
 from mmlaplace.deployment import exporting, image_pipeline, verification
 from mmlaplace.deployment.deployable import Deployable, NotDeployableError, deployable
+from mmlaplace.deployment.inferencers import class_names, number_of_classes
 from mmlaplace.deployment.onnx_ops import LIBRARY
 from mmlaplace.deployment.toolbox_pipeline import (
     check_channels,
@@ -176,6 +177,7 @@ def export(form: Deployable, cfg: Config, args: argparse.Namespace, size: Size) 
         format=args.format,
         precision='fp16' if args.fp16 else 'fp32',
         backend=args.backend,
+        classes=class_names(cfg, args.checkpoint, number_of_classes(form.model)),
     )
     tell(f'converting the graph to {args.format} and writing {args.out}')
     with whole_file(args.out) as temporary:
