@@ -7,7 +7,7 @@ import torch.nn as nn
 from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.dataset import default_collate as collated
-from mmengine.registry import DATASETS, TRANSFORMS
+from mmengine.registry import DATASETS, TRANSFORMS, DefaultScope
 
 from ..checkpoints import read_dataset_meta
 from .toolbox_pipeline import LOADER, test_pipeline_of, type_of
@@ -88,6 +88,8 @@ def number_of_classes(model: Any) -> Optional[int]:
 def names_and_colours(cfg: Config, checkpoint: str) -> Dict[str, Any]:
     """``classes`` and ``palette`` of a checkpoint, or else of the data set of its config."""
     dataset = cfg.test_dataloader.dataset
-    known = getattr(DATASETS.get(dataset.type), 'METAINFO', {})
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        kind = DATASETS.get(dataset.type) if isinstance(dataset.type, str) else dataset.type
+    known = getattr(kind, 'METAINFO', {})
     meta = {**known, **dataset.get('metainfo', {}), **read_dataset_meta(checkpoint)}
     return {name: meta[name] for name in ('classes', 'palette') if meta.get(name)}

@@ -5,11 +5,14 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, output_of, run_script
+from conftest import ROOT, load_tool, output_of, run_script
 from mmengine.config import Config
 from PIL import Image
 
+from mmlaplace.deployment.deployable import NotDeployableError
 from mmlaplace.deployment.image_pipeline import read_image
+from mmlaplace.deployment.toolbox_pipeline import check_channels
+from mmlaplace.deployment.verification import photograph_files
 from mmlaplace.model_zoo import build_model
 
 BASE = ROOT / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
@@ -18,6 +21,7 @@ LOADERS = {
     4: dict(color_type='unchanged'),
     13: dict(color_type='unchanged', imdecode_backend='tifffile'),
 }
+NAMES = [f'thing {number}' for number in range(10)]
 channels_of_images = pytest.mark.parametrize('channels', LOADERS)
 
 
@@ -43,7 +47,8 @@ def files(tmp_path):
         torch.manual_seed(0)
         model = build_model(Config.fromfile(config))
         model.head.fc.weight.data *= 10  # random ones find all classes alike
-        torch.save(dict(state_dict=model.state_dict()), checkpoint)
+        meta = dict(dataset_meta=dict(classes=NAMES))
+        torch.save(dict(state_dict=model.state_dict(), meta=meta), checkpoint)
         return config, checkpoint, image_of(channels, tmp_path)
 
     return write
@@ -108,6 +113,30 @@ def test_images_are_read_with_their_channels_where_they_are_predicted(channels, 
     assert Image.open(tmp_path / 'out/vis/image.png').mode == 'RGB'
 
 
+def test_files_that_do_not_fit_a_model_are_refused():
+    for channels, color in ((3, 'color'), (1, 'grayscale'), (4, 'unchanged'), (13, 'tifffile')):
+        check_channels(channels, color)
+    for channels, color, wanted in (
+        (4, 'color', 'unchanged'),
+        (1, 'color', 'grayscale'),
+        (3, 'grayscale', 'color'),
+    ):
+        with pytest.raises(NotDeployableError, match=f"in_channels={channels}.*'{wanted}' there"):
+            check_channels(channels, color)
+    about = dict(mean=[0.0] * 13, color='unchanged', size=None)
+    with pytest.raises(ValueError, match="takes 13 channels.*imdecode_backend='tifffile'"):
+        photograph_files(ROOT, about)
+
+
+def test_three_bands_of_an_image_are_drawn(tmp_path):
+    demo = load_tool('demo/image_demo.py')
+    bands = np.arange(4 * 5 * 6, dtype=np.uint16).reshape(4, 5, 6) + 1000
+    picture = np.asarray(demo.first_bands(bands))
+    assert picture.shape == (4, 5, 3) and (picture[0, 0, 0], picture[-1, -1, 2]) == (0, 255)
+    two = np.asarray(demo.first_bands(np.full((4, 5, 2), 7, np.uint8)))
+    assert two.shape == (4, 5, 3) and (two == 7).all()
+
+
 @pytest.mark.skipif(not hasattr(torch.export, 'Dim'), reason='torch.export has no sizes')
 @channels_of_images
 def test_an_exported_file_predicts_what_the_toolbox_does(channels, files, tmp_path):
@@ -115,5 +144,5 @@ def test_an_exported_file_predicts_what_the_toolbox_does(channels, files, tmp_pa
     tool = ROOT / 'tools/deployment/export.py'
     words = ('--format', 'pt2', '--out', tmp_path / 'model.pt2', '--verify')
     report = json.loads(output_of(tool, config, checkpoint, *words))
-    assert len(report['about']['mean']) == channels
+    assert len(report['about']['mean']) == channels and report['about']['classes'] == NAMES
     assert report['deployed']['images'] == 3 and not report['deployed']['beyond_tolerance']

@@ -154,15 +154,17 @@ def note(place: Path, force: bool, taken: set) -> None:
 def places_of(paths: List[Path]) -> List[Path]:
     """For each image the place of its results in ``--out``, without an ending.
 
-    That is its name. Images of one name, as in a folder for each class, keep the folders that tell
-    them apart.
+    That is its name. If images share a name, as in a folder for each class, all keep their folders
+    below the one that they share, and those of one folder also their endings.
     """
     names = Counter(path.stem for path in paths)
     if max(names.values()) == 1:
         return [Path(path.stem) for path in paths]
     whole = [path.resolve() for path in paths]
     shared = Path(os.path.commonpath([path.parent for path in whole]))
-    return [path.relative_to(shared).with_suffix('') for path in whole]
+    relative = [path.relative_to(shared) for path in whole]
+    plain = Counter(path.with_suffix('') for path in relative)
+    return [path if plain[path.with_suffix('')] > 1 else path.with_suffix('') for path in relative]
 
 
 def write(place: Path, pictures: dict, found: dict, args: argparse.Namespace, taken: set) -> None:
