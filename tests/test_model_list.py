@@ -88,6 +88,10 @@ def test_a_backbone_is_created_by_its_name_or_that_of_a_config_or_of_weights():
     soft = mmlaplace.create_backbone('soft-tiny-norm', attn_cfg=dict(type='SoftmaxAttention'))
     assert [x.shape[-1] for x in soft(torch.zeros(1, 3, 64, 64))] == [16, 8, 4, 2]
     assert type(soft.stages[0]['blocks'][0].attn).__name__ == 'SoftmaxAttention'
+    by_timm = mmlaplace.create_backbone('soft_tiny_norm')
+    assert (type(by_timm), by_timm.embed_dims) == (type(soft), soft.embed_dims)
+    with pytest.raises(ValueError, match="'soft_tyny'.*similar names are"):
+        mmlaplace.create_backbone('soft_tyny')
     last = mmlaplace.create_backbone(B0, img_size=64)
     assert (last.out_indices, last.img_size) == ((3,), (64, 64))
     released = mmlaplace.create_backbone('cswin-base-384')
