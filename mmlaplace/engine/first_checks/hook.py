@@ -93,8 +93,10 @@ class FirstChecksHook(Hook):
             )
             runner.logger.warning(text)
         runner.message_hub.update_info(NOTHING_LEFT, text, resumed=False)
+        if text or not is_on(runner.cfg):
+            return
         steps, warm_up = runner.train_loop.max_iters, _warm_up_of(runner)
-        if is_on(runner.cfg) and not text and warm_up >= steps:
+        if warm_up >= steps:
             runner.logger.warning(
                 f'the warm-up takes {warm_up} steps and the training {steps}, so the learning rate '
                 'never reaches its value; set end of the warm-up in param_scheduler to a tenth of '
