@@ -46,8 +46,9 @@ if __name__ == '__main__':
     queue = own.Queue()
     process = own.Process(target=see, args=(Arguments(), queue), name='named')
     process.start()
-    print('process', *queue.get(timeout=300), process.name, process.daemon)
-    process.join()
+    process.join()  # with so little in the queue it waits for nobody
+    assert process.exitcode == 0
+    print('process', *queue.get(timeout=60), process.name, process.daemon)
     if sys.argv[1] == 'spawn':
         from torch.utils.data import DataLoader
 
