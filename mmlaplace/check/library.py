@@ -19,7 +19,9 @@ from .fixes import PACKAGE, TESTED_SET, build_library, gpu_arches
 def loaded_library() -> Path:
     """Path of the compiled library that torch has loaded."""
     (path,) = [
-        path for path in PACKAGE.glob('_C*.so') if str(path.resolve()) in torch.ops.loaded_libraries
+        path
+        for path in _native.libraries_in(PACKAGE)
+        if str(path.resolve()) in torch.ops.loaded_libraries
     ]
     return path
 

@@ -86,6 +86,15 @@ def test_the_library_of_this_torch_is_chosen(tmp_path):
     assert _native.load_library(tmp_path) is None
 
 
+def test_the_library_of_windows_is_found_too(tmp_path):
+    (tmp_path / '_C.pyd').write_bytes(b'\0mmlaplace built for torch=1.13;\0')
+    assert '_C.pyd was compiled for torch 1.13' in _native.load_library(tmp_path)
+    (tmp_path / '_C.pyd').write_bytes(b'\0mmlaplace built for torch_from=2.0;\0')
+    assert _native.serving_info(tmp_path) == dict(torch_from='2.0')
+    (tmp_path / '_C.pyd').rename(tmp_path / '_C.dll')
+    assert 'no compiled library' in _native.load_library(tmp_path)
+
+
 @pytest.mark.parametrize(
     ('info', 'served'),
     [
