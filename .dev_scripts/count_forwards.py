@@ -5,23 +5,25 @@ functions in Python, or of timm's, and files are where these stand. A second for
 when tables of positions and masks are there. Our backbones return the maps of all stages, and
 timm's models a vector.
 
+It writes a log, from which make_pages.py makes the table of docs/developers/forwards.md.
+
 Examples:
-  python .dev_scripts/count_forwards.py swin-tiny cswin-tiny   # by name
   python .dev_scripts/count_forwards.py                        # one size of each family; a minute
+  python .dev_scripts/count_forwards.py swin-tiny cswin-small  # by name; the log keeps the others
 """
 
 import sys
 from pathlib import Path
-from typing import List
+from typing import Any, Dict
 
 import timm
 import torch
 from pages.files import ROOT
+from pages.forwards import LOG
 from torch import nn
 
 import mmlaplace
-from mmlaplace.commands.command_line import ToolParser
-from mmlaplace.writing import markdown_table
+from mmlaplace.commands.command_line import ToolParser, read_json, write_json
 
 sys.path.append(str(ROOT / 'tests'))
 from called_ops import Called, calls_of
@@ -64,51 +66,52 @@ MODELS = {
     'slab-swin-tiny': '',
 }
 OTHER_SIZES = ('swinv2-tiny-w8', 'dinov2-small')  # timm's have another size of images
-HEADER = (
-    'backbone',
-    'operators',
-    'in training',
-    'calls',
-    'files',
-    "timm's operators",
-    'in training',
-    'calls',
-)
 
 
-def counts(model: nn.Module, package: str) -> List[int]:
+def counts(model: nn.Module, package: str) -> Dict[str, int]:
     """Operators in eval mode and in training, calls and files of a forward."""
-    images, operators = torch.randn(1, 3, 224, 224), []
+    images, operators = torch.randn(1, 3, 224, 224), {}
     for training in (False, True):
         model.train(training)
         with torch.set_grad_enabled(training):
             model(images)
             with Called() as called:
                 model(images)
-        operators.append(len(called.computing))
+        operators[training] = len(called.computing)
     model.eval()
     with torch.no_grad():
         met = [code.co_filename for code in calls_of(lambda: model(images), package)]
-    return [*operators, len(met), len(set(met))]
+    return dict(
+        operators=operators[False],
+        training_operators=operators[True],
+        calls=len(met),
+        files=len(set(met)),
+    )
 
 
-def row(name: str) -> List[str]:
-    """The line of a backbone."""
-    found = counts(mmlaplace.create_backbone(name), str(Path(mmlaplace.__file__).parent))
-    beside = MODELS.get(name, '')
-    theirs: List[int] = []
+def row(name: str) -> Dict[str, Any]:
+    """The counts of a backbone, and those of timm's model if it is there."""
+    found: Dict[str, Any] = counts(
+        mmlaplace.create_backbone(name), str(Path(mmlaplace.__file__).parent)
+    )
+    beside = MODELS.get(name)
     if beside:
         sizes = dict(img_size=224) if name in OTHER_SIZES else {}
         model = timm.create_model(beside, num_classes=0, **sizes)
-        theirs = counts(model, str(Path(timm.__file__).parent))[:3]
-    return [name, *map(str, found), *map(str, theirs), *[''] * (3 - len(theirs))]
+        found['timm'] = counts(model, str(Path(timm.__file__).parent))
+    return found
 
 
 def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_argument('names', nargs='*', help='of backbones (default: one of each family)')
     names = parser.parse_args().names or list(MODELS)
-    print(markdown_table(HEADER, [row(name) for name in names]))
+    rows = read_json(LOG)['rows'] if LOG.exists() else {}
+    for name in names:
+        rows[name] = row(name)
+        print(name, rows[name])
+    rows = {name: rows[name] for name in MODELS if name in rows}
+    write_json(LOG, dict(torch=torch.__version__, timm=timm.__version__, rows=rows))
 
 
 if __name__ == '__main__':

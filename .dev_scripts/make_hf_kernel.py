@@ -153,7 +153,7 @@ def write_source(folder: Path) -> None:
     texts['build.toml'] = template('build.toml').format(name=NAME, version=VERSION, **lists)
     for path, content in python_files().items():
         # Its library is named like the extension.
-        own = content.replace("glob('_C*.so')", f"glob('_{package}*.so')")
+        own = content.replace("glob('_C*')", f"glob('_{package}*')")
         texts[f'torch-ext/{package}/{path}'] = own
     for old in ('ops', 'torch-ext'):
         shutil.rmtree(folder / old, ignore_errors=True)

@@ -24,6 +24,7 @@ GENERATORS = (
     'options',
     'model_zoo',
     'heads',
+    'forwards',
     'hosts',
     'deploy',
     'notebook',

@@ -49,6 +49,9 @@ HEADS: Dict[str, Tuple[str, Tuple[int, int]]] = {
     'SegNeXt': ('segnext_1xb16-160k_ade20k-512x512', ADE),
 }
 
+# Those that tools/deployment/export.py takes. tests/configs/test_heads.py compares.
+DEPLOYED = ('Mask R-CNN', 'RetinaNet', 'UPerNet', 'Semantic FPN', 'SegFormer')
+
 
 def load(name: str, backbone: str) -> Config:
     os.environ['BACKBONE'] = backbone

@@ -34,7 +34,6 @@ from urllib.request import urlopen
 import numpy as np
 import torch
 from mmengine.config import Config, DictAction
-from mmengine.registry import DATASETS
 from PIL import Image
 from rich.progress import Progress
 
@@ -46,7 +45,9 @@ from mmlaplace.commands.command_line import (
     write_json,
 )
 from mmlaplace.cpu import optimize
-from mmlaplace.engine import read_dataset_meta
+from mmlaplace.deployment.image_pipeline import read_image
+from mmlaplace.deployment.inferencers import inferencer_of_classifier, names_and_colours
+from mmlaplace.deployment.toolbox_pipeline import test_pipeline_of
 from mmlaplace.toolboxes import PACKAGES, require_toolbox
 from mmlaplace.writing import whole_file, write_whole
 
@@ -172,14 +173,6 @@ def end(reason) -> None:
     sys.exit(f'{Path(sys.argv[0]).name}: error: {reason}')
 
 
-def names_and_colours(cfg: Config, checkpoint: str) -> dict:
-    """``classes`` and ``palette`` by the checkpoint, or else by the config's data set."""
-    dataset = cfg.test_dataloader.dataset
-    known = getattr(DATASETS.get(dataset.type), 'METAINFO', {})
-    meta = {**known, **dataset.get('metainfo', {}), **read_dataset_meta(checkpoint)}
-    return {name: meta[name] for name in ('classes', 'palette') if meta.get(name)}
-
-
 def build_inferencer(args):
     """The toolbox's own inferencer, with weights that were loaded strictly."""
     cfg, scope = args.cfg, args.cfg.default_scope
@@ -191,12 +184,12 @@ def build_inferencer(args):
     check_backbone(cfg, args.config)
     load = partial(load_or_exit, checkpoint=args.checkpoint, min_matched=1)
     if scope == 'mmpretrain':
-        from mmpretrain import ImageClassificationInferencer, get_model
+        from mmpretrain import get_model
 
         model = get_model(cfg, pretrained=False)
         load(model)
         classes = names_and_colours(cfg, args.checkpoint).get('classes')
-        return ImageClassificationInferencer(model, device=args.device, classes=classes)
+        return inferencer_of_classifier(cfg, model, args.device, classes)
 
     apis = import_module(f'{scope}.apis')
     base = apis.DetInferencer if scope == 'mmdet' else apis.MMSegInferencer
@@ -248,10 +241,16 @@ def file_name(name: str) -> str:
     return f'{kept}-{sha256(written).hexdigest()[:8]}'  # which tells it from others as long
 
 
-def check_image(photo: Photo) -> None:
-    """Raise a ValueError unless all of a file can be read as an image."""
+def check_image(photo: Photo, color: str) -> None:
+    """Raise a ValueError unless all of a file can be read as an image, as the config reads it."""
     import mmcv
 
+    if color == 'tifffile':  # of many bands, which Pillow and OpenCV do not know
+        try:
+            read_image(photo.path, color)
+        except OSError as error:
+            raise ValueError(f'{photo.title}: {error}; copy or download it again') from error
+        return
     try:
         with Image.open(photo.path, formats=FORMATS) as image:
             image.load()
@@ -266,11 +265,21 @@ def check_image(photo: Photo) -> None:
         ) from error
 
 
-def predict(inferencer, photos: List[Photo]) -> List[Tuple[Photo, Union[list, ValueError]]]:
+def color_of(cfg: Config) -> str:
+    """How a config's test pipeline reads images, as the metadata of a deployed file say it."""
+    first = test_pipeline_of(cfg)[0]
+    if first.get('imdecode_backend') == 'tifffile':
+        return 'tifffile'
+    return first.get('color_type', 'color')
+
+
+def predict(
+    inferencer, photos: List[Photo], color: str
+) -> List[Tuple[Photo, Union[list, ValueError]]]:
     """Each image with its one prediction, or with the reason why there is none."""
     try:
         for photo in photos:
-            check_image(photo)
+            check_image(photo, color)
         paths = [str(photo.path) for photo in photos]
         (data,) = inferencer.preprocess(paths, batch_size=len(paths))
         if not isinstance(data, dict):  # mmdet's, with the paths beside it
@@ -280,7 +289,7 @@ def predict(inferencer, photos: List[Photo]) -> List[Tuple[Photo, Union[list, Va
         if len(photos) == 1:
             return [(photos[0], reason_for(error, photos[0]))]
     # One of them is broken, some models take images of one size alone, or the memory is too small.
-    return [pair for photo in photos for pair in predict(inferencer, [photo])]
+    return [pair for photo in photos for pair in predict(inferencer, [photo], color)]
 
 
 def reason_for(error: Exception, photo: Photo) -> ValueError:
@@ -297,18 +306,36 @@ def reason_for(error: Exception, photo: Photo) -> ValueError:
     )
 
 
+def first_bands(image: np.ndarray) -> Image.Image:
+    """The first three bands of an image as red, green and blue, or the first as grey, to draw on.
+
+    Values beyond 8 bits are scaled to the range of the image.
+    """
+    bands = image[..., :3] if image.ndim == 3 and image.shape[2] >= 3 else image
+    bands = bands[..., 0] if bands.ndim == 3 and bands.shape[2] < 3 else bands
+    if bands.dtype != np.uint8:
+        bands = bands.astype(np.float64)
+        low, high = bands.min(), bands.max()
+        bands = (255 * (bands - low) / max(high - low, 1e-12)).round().astype(np.uint8)
+    return Image.fromarray(np.ascontiguousarray(bands)).convert('RGB')
+
+
 def draw(inferencer, photo: Photo, samples: list, args) -> Image.Image:
     """The picture that the toolbox draws."""
     scope = args.cfg.default_scope
     options = dict(show=args.show, wait_time=args.wait_time)
     with TemporaryDirectory() as folder:  # without one, mmpretrain's draws only to show
+        path = photo.path
+        if color_of(args.cfg) == 'tifffile':
+            path = Path(folder, 'bands.png')
+            first_bands(read_image(photo.path, 'tifffile')).save(path)
         if scope == 'mmpretrain':
             options.update(resize=args.resize, show_dir=folder)
         elif scope == 'mmdet':
             options.update(pred_score_thr=args.pred_score_thr, return_vis=True)
         else:
             options.update(opacity=args.opacity, with_labels=args.with_labels, return_vis=True)
-        (picture,) = inferencer.visualize([str(photo.path)], samples, **options)
+        (picture,) = inferencer.visualize([str(path)], samples, **options)
     return Image.fromarray(np.ascontiguousarray(picture))
 
 
@@ -375,14 +402,14 @@ def main() -> None:
     left_out = 0
     with TemporaryDirectory() as folder:
         photos = photos_of(args, Path(folder))
-        inferencer = build_inferencer(args)
+        inferencer, color = build_inferencer(args), color_of(args.cfg)
         if args.optimize:
             optimize(inferencer.model, inplace=True)
         with Progress(transient=True) as progress:
             task = progress.add_task('Inference', total=len(photos))
             for start in range(0, len(photos), args.batch_size):
                 batch = photos[start : start + args.batch_size]
-                for photo, prediction in predict(inferencer, batch):
+                for photo, prediction in predict(inferencer, batch, color):
                     if isinstance(prediction, ValueError):
                         left_out += 1
                         line = f'error: {prediction}'

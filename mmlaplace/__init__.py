@@ -12,13 +12,14 @@ require_mmengine()
 warn_untested_versions()
 
 # After the check that names a missing mmengine.
-from . import checkpoints, engine, models, ops, toolbox_hubs  # noqa: E402
+from . import checkpoints, engine, models, ops, spawned, toolbox_hubs  # noqa: E402
 from .config_files import backbone_config, channels, find_bases  # noqa: E402
 from .lab import lra  # noqa: E402, F401
 from .model_zoo import create_backbone, get_model, list_models  # noqa: E402
 
 find_bases()
 toolbox_hubs.register_on_import()
+spawned.start_with_mmlaplace()
 
 __all__ = [
     '__version__',

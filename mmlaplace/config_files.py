@@ -9,7 +9,7 @@ from mmengine.registry import MODELS
 
 from .model_zoo import files_root, near_names, options_of, released_weights
 from .models import PyramidBackbone
-from .toolboxes import PACKAGES
+from .toolboxes import PACKAGES, image_channels
 
 SCOPE = 'mmlaplace::'
 
@@ -67,7 +67,7 @@ def channels(backbone: Mapping[str, Any], **options: Any) -> List[int]:
         module = MODELS.build(own)
         if isinstance(module, PyramidBackbone):
             return list(module.out_channels)
-        maps = module(torch.empty(1, own.get('in_channels', 3), 128, 128))
+        maps = module(torch.empty(1, image_channels(own), 128, 128))
     return [each.shape[1] for each in maps]
 
 

@@ -129,6 +129,12 @@ def _by_name(root: Path) -> Dict[str, ModelInfo]:
     return {**released, **{model.name: model for model in _backbones(root) + _models(root)}}
 
 
+def _spelled(name: str) -> str:
+    """A name as the model zoo has it, also of a backbone in timm's spelling: ``ravlt_tiny``."""
+    known = _by_name(files_root())
+    return name if name in known or name.replace('_', '-') not in known else name.replace('_', '-')
+
+
 def list_models(
     pattern: Union[str, Sequence[str]] = '*',
     task: Optional[str] = None,
@@ -278,6 +284,7 @@ def options_of(name: str) -> Dict[str, Any]:
         ValueError: If there is no such name. The message lists similar names.
     """
     known = _by_name(files_root())
+    name = _spelled(name)
     if name not in known:
         near = near_names(name, list(known))
         raise ValueError(
@@ -302,9 +309,9 @@ def create_backbone(
 
     Args:
         name: One of ``list_models(task='backbone')``, such as ``'softpp-tiny'``, gives the backbone
-            with the maps of all stages and without stochastic depth. The name of a model gives the
-            backbone of its config, and that of released weights, such as ``'cswin-large-384'``, the
-            backbone that they fit.
+            with the maps of all stages and without stochastic depth. timm's spelling of it,
+            ``'softpp_tiny'``, gives the same. The name of a model gives the backbone of its config,
+            and that of released weights, such as ``'cswin-large-384'``, the backbone that they fit.
         pretrained: True loads the weights that the authors released, from their address. Otherwise
             path or address of a checkpoint, of a backbone or of a whole model, which
             :func:`load_weights` loads. Default: None, random weights, as with False.
@@ -325,7 +332,7 @@ def create_backbone(
         [(1, 64, 8, 12), (1, 256, 2, 3)]
     """
     options = options_of(name)
-    checkpoint = _checkpoint(name, pretrained)
+    checkpoint = _checkpoint(_spelled(name), pretrained)
     if checkpoint is not None and 'init_cfg' in backbone_options:
         raise ValueError(
             f'pretrained={pretrained!r} takes the place of an init_cfg, and an init_cfg is given '
@@ -333,6 +340,12 @@ def create_backbone(
         )
     backbone = MODELS.build({**options, **backbone_options})
     initialise(backbone)
+    if checkpoint is not None and any(weight.is_meta for weight in backbone.parameters()):
+        raise ValueError(
+            f'pretrained={pretrained!r} cannot fill a backbone on the meta device, which has no '
+            'memory; leave it out and call load_state_dict(state_dict, assign=True), or create the '
+            'backbone on another device'
+        )
     if checkpoint is not None:
         load_weights(backbone, checkpoint)
     return backbone

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Dict, NamedTuple, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Tuple
 
 
 class Toolbox(NamedTuple):
@@ -45,6 +45,14 @@ TOOLBOXES: Dict[str, Toolbox] = {
     ),
 }
 PACKAGES = tuple(toolbox.package for toolbox in TOOLBOXES.values())
+
+
+def image_channels(backbone: Mapping[str, Any]) -> int:
+    """The channels of the images that a backbone takes, by its dict in a config.
+
+    Backbones call it ``in_channels``, and a few of mmpretrain's ``in_chans``. By default, it is 3.
+    """
+    return backbone.get('in_channels', backbone.get('in_chans', 3))
 
 
 def is_there(import_name: str) -> bool:

@@ -111,6 +111,9 @@ def pytest_collection_modifyitems(items):
             item.add_marker(mark)
         if many and number % MANY and not sampled:
             item.add_marker('slow')
+        reasons = [mark.kwargs.get('reason') for mark in item.iter_markers('skipif')]
+        if NO_GPU.kwargs['reason'] in reasons:
+            item.add_marker('gpu')
         if {'mini_data', 'exported'} & {*item.fixturenames}:  # which take half a minute to make
             item.add_marker('slow')
         # Made once, where one of several processes has all tests that take it.

@@ -110,6 +110,17 @@ def test_a_library_that_lacks_ops_for_a_gpu(monkeypatch):
     assert 'FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="9.0" ' in finding.fix
 
 
+def test_a_library_for_gpus_is_fine_where_there_is_none(monkeypatch):
+    no_driver = mock.Mock(side_effect=RuntimeError('Found no NVIDIA driver on your system'))
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 0)
+    monkeypatch.setattr(torch.cuda, 'current_device', no_driver)
+    monkeypatch.setattr(_native, 'AVAILABLE', {name: {'cpu', 'cuda'} for name in ops.__all__})
+    findings = {f.name: f for f in library.check_library()}
+    finding = findings['CUDA kernels']
+    assert finding.status == 'ok' and finding.found.startswith('compiled by CUDA')
+
+
 @pytest.mark.parametrize(
     ('wrong', 'found'),
     [

@@ -88,6 +88,10 @@ def test_a_backbone_is_created_by_its_name_or_that_of_a_config_or_of_weights():
     soft = mmlaplace.create_backbone('soft-tiny-norm', attn_cfg=dict(type='SoftmaxAttention'))
     assert [x.shape[-1] for x in soft(torch.zeros(1, 3, 64, 64))] == [16, 8, 4, 2]
     assert type(soft.stages[0]['blocks'][0].attn).__name__ == 'SoftmaxAttention'
+    by_timm = mmlaplace.create_backbone('soft_tiny_norm')
+    assert (type(by_timm), by_timm.embed_dims) == (type(soft), soft.embed_dims)
+    with pytest.raises(ValueError, match="'soft_tyny'.*similar names are"):
+        mmlaplace.create_backbone('soft_tyny')
     last = mmlaplace.create_backbone(B0, img_size=64)
     assert (last.out_indices, last.img_size) == ((3,), (64, 64))
     released = mmlaplace.create_backbone('cswin-base-384')
@@ -337,3 +341,20 @@ def test_the_list_of_all_models_says_what_the_metafiles_do():
         assert fitted == ('fitted' in row['note'])
     assert rows['xcit-s12-p16_8xb64-384px_in1k']['pixels'] == '384'
     assert rows['mask-rcnn_ravlt-tiny_fpn_1x_coco']['mask AP'] == '42.7'
+
+
+@pytest.mark.parametrize('name', ['laplacianformer-micro', 'swin-micro', 'softpp-micro'])
+def test_a_backbone_is_made_without_memory_and_filled_later(name):
+    wanted = mmlaplace.create_backbone(name).eval()
+    with torch.device('meta'):
+        backbone = mmlaplace.create_backbone(name)
+    assert all(tensor.is_meta for tensor in backbone.parameters())
+    backbone.load_state_dict(wanted.state_dict(), assign=True)
+    image = torch.randn(1, 3, 64, 96)
+    for found, expected in zip(backbone.eval()(image), wanted(image), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    # Elsewhere the weights are the initial ones. Biases are zero, and those of torch's linears not.
+    linears = [part for part in wanted.modules() if isinstance(part, torch.nn.Linear)]
+    assert not any(part.bias.any() for part in linears if part.bias is not None)
+    with torch.device('meta'), pytest.raises(ValueError, match='no memory.*assign=True'):
+        mmlaplace.create_backbone(name, pretrained='weights.pth')

@@ -1,5 +1,6 @@
 """The command that makes generated files finds new ones, says what changed, and names the fix."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from mmlaplace.models import BaseAttention, LinearAttention
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(ROOT / '.dev_scripts')
-    from pages import api, files, options, package
+    from pages import api, files, options, package, which_attention
 
 
 @pytest.fixture
@@ -120,3 +121,26 @@ def test_an_attention_has_its_cost_and_a_new_one_is_in_the_last_table(monkeypatc
     assert '`LinearAttention`' in api.table('classic')
     monkeypatch.setitem(api.TABLES, 'classic', ())
     assert '`LinearAttention`' in api.table('vision')
+
+
+def test_no_attention_that_solves_the_tasks_and_costs_less_is_left_out():
+    found, costs, _ = which_attention.read()
+    table, newest = found['attentions'], which_attention.read_costs(which_attention.NEWEST)
+    beside = which_attention.beside_linear(costs, newest)
+    assert beside['MiTA'].keys() == beside['Linear'].keys() and 'MiTA' not in costs
+    ratio = newest['MiTA']['ms 1024²'] / newest['Linear']['ms 1024²']
+    assert beside['MiTA']['ms 1024²'] == ratio and set(beside['Linear'].values()) == {1}
+    page = (ROOT / 'docs/which_attention.md').read_text()
+    numbers = [which_attention.titles_of(table).index(title) for title in ('recall', 'one of many')]
+    (row,) = [line for line in page.splitlines() if line.startswith('| recall; one of many |')]
+    named = re.findall(r'(\w+)(?: with [^†(]+)?(†?) \(([\d.]+)', row)
+    ratios = [float(ratio) for *_, ratio in named]
+    assert ratios == sorted(ratios)
+    for name in table.rows:
+        if all((table.level(name, number) or 0) >= 0.9 for number in numbers):
+            cost = beside.get(name, {}).get('ms 1024²', 1e9)
+            plain = name.partition(',')[0]
+            assert cost > max(ratios) + 1 or plain in {name for name, *_ in named}, name
+            unsure = not all(table.solved_by_all(name, number, 0.9) for number in numbers)
+            marks = [mark for each, mark, _ in named if each == plain]
+            assert not marks or marks == ['†' * unsure]

@@ -48,6 +48,21 @@ def test_the_tests_run_on_the_versions_that_the_project_names():
         assert pinned != row.get('newer', False), row
 
 
+def test_the_versions_of_python_are_those_of_the_project_everywhere():
+    project = read('pyproject.toml')
+    tested = re.findall(r'Python :: (3\.\d+)', project)
+    assert tested == sorted(tested, key=lambda version: int(version.split('.')[1]))
+    least, newest = tested[0], tested[-1]
+    assert f'requires-python = ">={least}"' in project
+    assert f'python_version = "{least}"' in project  # what mypy checks for
+    assert 'target-version' not in project  # ruff takes it from requires-python
+    pages = [path for path in (ROOT / 'docs').rglob('*.md') if 'logs' not in path.parts]
+    files = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', ROOT / 'tools/setup_env.sh', *pages]
+    texts = [path.read_text() for path in files]
+    named = [found for text in texts for found in re.findall(r'Python (3\.\d+ to 3\.\d+)', text)]
+    assert len(named) >= 3 and set(named) == {f'{least} to {newest}'}
+
+
 def test_the_citation_is_valid_and_has_the_version():
     assert yaml.safe_load(read('CITATION.cff'))['version'] == __version__
     if program := shutil.which('cffconvert'):

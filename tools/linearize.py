@@ -51,6 +51,7 @@ from mmlaplace.lab.figures import new_figure, save
 from mmlaplace.linearizing import Schedule, hybrids, losses, softmax_places, swapping
 from mmlaplace.linearizing.distilling import distill, image_batches
 from mmlaplace.model_zoo import build_model
+from mmlaplace.toolboxes import image_channels
 from mmlaplace.writing import whole_file
 
 
@@ -210,7 +211,7 @@ def hybrid(args, cfg, old, new, places, batches, settings):
     """As :func:`swapped`, with the blocks of softmax that --keep or --budget asks for."""
     places, backbone = list(places), old.backbone.eval()
     sides = (args.image_size, args.image_size) if args.image_size else backbone.img_size
-    channels, device = cfg.model.backbone.get('in_channels', 3), torch.device(args.device)
+    channels, device = image_channels(cfg.model.backbone), torch.device(args.device)
     sample = torch.randn(1, channels, *sides, device=device)
     count = hybrids.LEARN + hybrids.MEASURE
     found = hybrids.measure_blocks(

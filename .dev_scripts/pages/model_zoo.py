@@ -49,6 +49,7 @@ HEADS = {
     'ssdlite': 'SSDLite',
     'fpn': 'Semantic FPN',
     'upernet': 'UPerNet',
+    'lightham': 'LightHam',
     'seghead': 'SegHead',
     'deeplabv3': 'DeepLabv3',
     'pspnet': 'PSPNet',

@@ -33,8 +33,10 @@ from .probe_tables import probe_tables
 DOCS = ROOT / 'docs'
 PAGES = [DOCS / name for name in ('which_attention.md', 'probes.md', 'attention_comparison.md')]
 LOG, COMPARED = DOCS / 'logs/probes.jsonl', DOCS / 'logs/compare_attentions.json'
+NEWEST = DOCS / 'logs/attention_costs_newest.json'  # of another time, so only ratios compare
+BESIDE = 'Linear'  # measured in both
 SOLVED = 0.9  # of the way from a guess to a perfect answer
-NAMED = 4  # attentions for the same tasks
+NAMED = 4  # attentions for the same tasks that solve them with each seed
 IMAGES = {'textures': 'textures', 'fashion': 'Fashion-MNIST'}  # names of studies on the page
 UNSURE = '†'  # not with each seed
 WINDOWS = ('Neighborhood', 'Reformer')  # their windows and buckets are fixed at export
@@ -48,7 +50,7 @@ class Asked(NamedTuple):
 
     Attributes:
         columns: Titles of their columns.
-        costs: The costs that are compared. The first decides.
+        costs: The costs that are compared, beside Linear's. The first decides.
         images: Whether top-1 on small images counts too.
         export: Whether it must export to ONNX with windows of any size.
     """
@@ -97,7 +99,10 @@ def cheapest(
     images: Dict[str, TrainedHere],
     facts: Dict[str, Dict[str, float]],
 ) -> str:
-    """The cheapest attentions that solve some tasks, first those that do with each seed."""
+    """The cheapest attentions that solve some tasks, by their cost beside Linear's.
+
+    All are named up to the fourth that solves them with each seed, so nothing cheaper is missing.
+    """
     titles, rows = titles_of(table), []
     seen = {  # the attentions that are as good as the best, but for what seeds do
         name
@@ -117,15 +122,43 @@ def cheapest(
         unsure = {
             name for name in able if not all(table.solved_by_all(name, n, SOLVED) for n in numbers)
         }
-        first = sorted(able, key=lambda name: (name in unsure, able[name]))[:NAMED]
+        first: List[str] = []
+        for name in sorted(able, key=lambda name: able[name]):
+            if sum(each not in unsure for each in first) < NAMED:
+                first.append(name)
         named = [
             f'{spelled(name, table)}{UNSURE * (name in unsure)} '
-            f'({", ".join(f"{c:.0f}" for c in able[name])})'
+            f'({", ".join(map(times, able[name]))})'
             for name in first
         ]
         tasks = [*asked.columns, *(images if asked.images else ()), *['export'] * asked.export]
         rows.append(['; '.join(tasks), ', '.join(named) or 'none', ', '.join(asked.costs)])
     return markdown_table(['tasks', 'the cheapest that solve them', 'costs'], rows)
+
+
+def times(ratio: float) -> str:
+    """A ratio of costs with two digits."""
+    return f'{ratio:.1f}' if ratio < 10 else f'{ratio:.0f}'
+
+
+def beside_linear(*logs: Dict[str, Dict[str, float]]) -> Dict[str, Dict[str, float]]:
+    """Costs over those of linear attention in the same log. The first log that has one counts."""
+    found: Dict[str, Dict[str, float]] = {}
+    for log in logs:
+        for name, costs in log.items():
+            found.setdefault(name, {key: cost / log[BESIDE][key] for key, cost in costs.items()})
+    return found
+
+
+def newest(costs: Dict[str, Dict[str, float]]) -> str:
+    """Costs beside linear attention's of those that were timed at another time."""
+    titles = list(costs[BESIDE])
+    rows = [
+        [name, *(times(found[title]) if title in found else MISSING for title in titles)]
+        for name, found in beside_linear(costs).items()
+        if name != BESIDE
+    ]
+    return markdown_table(['beside Linear', *titles], rows)
 
 
 def correlations(table: Table, images: Dict[str, Dict[str, float]]) -> str:
@@ -174,7 +207,8 @@ def update(files: Files) -> None:
     main_table = found['attentions']
     top1 = {title: made.top1 for title, made in here.items()}
     made = {
-        'cheapest': cheapest(main_table, costs, here, facts),
+        'cheapest': cheapest(main_table, beside_linear(costs, read_costs(NEWEST)), here, facts),
+        'newest': newest(read_costs(NEWEST)),
         'images': correlations(main_table, {**top1, **published()}),
         **probe_tables(found),
         **fashion_tables(COMPARED),

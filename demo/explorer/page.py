@@ -115,7 +115,7 @@ class Page:
             **many,
         )
         self.host = gr.Dropdown(
-            list(HOSTS), value=list(default.host), label='… on these hosts', **many
+            list(HOSTS), value=list(default.host), label='… in these backbones', **many
         )
         with gr.Row():
             self.stage = gr.Dropdown(

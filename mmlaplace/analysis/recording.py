@@ -125,6 +125,11 @@ def photographs(size: Tuple[int, int], preprocessor: Mapping[str, Any] = IMAGENE
     return [normalized(photograph(name), size, preprocessor) for name in PHOTOS]
 
 
+def with_channels(images: Tensor, channels: int) -> Tensor:
+    """Images ``(B, channels, H, W)`` of RGB ones: red, green, blue, red and so on."""
+    return images[:, [channel % 3 for channel in range(channels)]]
+
+
 def mixed_by(backbone: Any, kind: Type[nn.Module], image: Tensor) -> Iterator[Mixed]:
     """Run a backbone on an image without gradients, and record the inputs of its attentions.
 

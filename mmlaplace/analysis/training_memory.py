@@ -10,6 +10,7 @@ from mmengine.registry import MODELS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..models.layers.block import Block
+from ..toolboxes import image_channels
 
 
 class LayerByLayer(TorchDispatchMode):
@@ -83,14 +84,14 @@ def estimate_training(
         ``activations_with_cp``, with which blocks keep their inputs alone, and the largest block is
         computed again in the backward pass.
     """
-    kept = []
+    kept, channels = [], image_channels(cfg.model.backbone)
     for with_cp in (False, True):
         options = {**cfg.model.backbone, 'init_cfg': None, 'with_cp': with_cp}
         backbone = MODELS.build(options).train()
         height, width = image_size or backbone.img_size
         # A single image is no measure: some copies are spared where a dimension is 1.
         two, three = (
-            kept_bytes(backbone, partial(backbone, torch.rand(count, 3, height, width)))
+            kept_bytes(backbone, partial(backbone, torch.rand(count, channels, height, width)))
             for count in (2, 3)
         )
         kept.append([of_2 + (batch - 2) * (of_3 - of_2) for of_2, of_3 in zip(two, three)])

@@ -19,7 +19,9 @@ from .fixes import PACKAGE, TESTED_SET, build_library, gpu_arches
 def loaded_library() -> Path:
     """Path of the compiled library that torch has loaded."""
     (path,) = [
-        path for path in PACKAGE.glob('_C*.so') if str(path.resolve()) in torch.ops.loaded_libraries
+        path
+        for path in _native.libraries_in(PACKAGE)
+        if str(path.resolve()) in torch.ops.loaded_libraries
     ]
     return path
 
@@ -60,7 +62,7 @@ def check_library() -> List[Finding]:
         'cuda': f'compiled by CUDA {info.get("cuda")} for {arches}',
     }
     for device, text in compiled_for.items():
-        lacking = [name for name in native_ops() if _native.why_not(name, device) is not None]
+        lacking = [name for name in native_ops() if lacks(name, device)]
         title = f'{device.upper()} kernels'
         if not lacking:
             findings.append(Finding(title, 'ok', text))
@@ -70,6 +72,13 @@ def check_library() -> List[Finding]:
             text = f'the library has no {", ".join(lacking)} for {device}'
             findings.append(Finding(title, 'problem', text, build_library()))
     return findings
+
+
+def lacks(name: str, device: str) -> bool:
+    """Whether the library has no kernel of an op for a device, or for the GPU that is there."""
+    if device == 'cuda' and not gpu_arches():  # no driver to ask which GPU it would be
+        return device not in _native.AVAILABLE.get(name, ())
+    return _native.why_not(name, device) is not None
 
 
 def native_ops() -> List[str]:

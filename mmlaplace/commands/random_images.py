@@ -13,6 +13,7 @@ from mmengine.registry import DefaultScope
 from mmengine.structures import InstanceData, PixelData
 
 from ..model_zoo import build_model
+from ..toolboxes import image_channels
 
 
 def random_model(cfg: Config) -> Any:
@@ -35,7 +36,7 @@ def train_and_predict(cfg: Config, shape: Tuple[int, int], count: int) -> Dict[s
     Raises:
         RuntimeError: If a loss is not finite.
     """
-    scope = cfg.default_scope
+    scope, channels = cfg.default_scope, image_channels(cfg.model.backbone)
     model = random_model(cfg)
     preprocessor = model.data_preprocessor
     _take_any_size(preprocessor, shape)
@@ -43,8 +44,9 @@ def train_and_predict(cfg: Config, shape: Tuple[int, int], count: int) -> Dict[s
     with DefaultScope.overwrite_default_scope(scope):
         model.init_weights()
         optimizer = build_optim_wrapper(model, cfg.optim_wrapper)
-        losses = model.train().train_step(random_batch(scope, shape, count, masks), optimizer)
-        model.eval().test_step(random_batch(scope, shape, 1, masks))
+        batch = random_batch(scope, shape, count, masks, channels)
+        losses = model.train().train_step(batch, optimizer)
+        model.eval().test_step(random_batch(scope, shape, 1, masks, channels))
     if not math.isfinite(losses['loss']):
         raise RuntimeError(f'the losses are {losses}; they must be finite')
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -60,14 +62,14 @@ def _take_any_size(preprocessor: Any, shape: Tuple[int, int]) -> None:
 
 
 def random_batch(
-    scope: str, shape: Tuple[int, int], count: int, masks: bool
+    scope: str, shape: Tuple[int, int], count: int, masks: bool, channels: int = 3
 ) -> Dict[str, List[Any]]:
     """What a data loader of a toolbox gives: random images, each of the first class.
 
     In detection an image has two boxes, with or without masks. In segmentation half of it is
     ignored.
     """
-    images = [torch.randint(256, (3, *shape), dtype=torch.uint8) for _ in range(count)]
+    images = [torch.randint(256, (channels, *shape), dtype=torch.uint8) for _ in range(count)]
     return dict(inputs=images, data_samples=[_SAMPLES[scope](shape, masks) for _ in images])
 
 

@@ -29,12 +29,13 @@ class NotDeployableError(ValueError):
 class Deployable(nn.Module):
     """A model from RGB pixels ``(B, 3, H, W)``, 0 to 255, to tensors named in ``outputs``.
 
-    A model of grey images takes ``(B, 1, H, W)``.
+    A model of grey images takes ``(B, 1, H, W)``. A model of C other channels takes ``(B, C, H,
+    W)``, in the order in which they are loaded.
 
     Attributes:
         inputs: Names of the tensors that it takes.
         outputs: Names of the tensors that it returns.
-        channels: Channels of the images, 3 or 1.
+        channels: Channels of the images.
         multiple: The model's preprocessor pads images right and below to multiples of it.
         least_size: Height and width to which it pads at least, or None.
         pad_value: The value by which it pads, after the normalisation.
@@ -70,11 +71,6 @@ class Deployable(nn.Module):
             )
         stem = next(part for part in model.modules() if isinstance(part, nn.Conv2d))
         self.channels = stem.in_channels
-        if self.channels not in (1, 3):
-            raise NotDeployableError(
-                f'the backbone has in_channels={self.channels}; only models of RGB or grey images '
-                'are deployed'
-            )
         mean = torch.zeros(1, 1, 1)
         std = torch.ones(1, 1, 1)
         if preprocessor._enable_normalize:
@@ -82,7 +78,8 @@ class Deployable(nn.Module):
         # Images are loaded as BGR, and a preprocessor that does not turn them normalises BGR. Its
         # name in mmpretrain, in mmseg of the upstream set, and in the others.
         names = ('to_rgb', 'channel_conversion', '_channel_conversion')
-        self.rgb = getattr(preprocessor, next(n for n in names if hasattr(preprocessor, n)))
+        turned = getattr(preprocessor, next(n for n in names if hasattr(preprocessor, n)))
+        self.rgb = turned or self.channels != 3  # other numbers of channels are never turned
         for name, values in (('mean', mean), ('std', std)):
             values = values.expand(self.channels, 1, 1).float()
             values = values if self.rgb else values.flip(0)  # of RGB pixels
@@ -291,12 +288,12 @@ def deployable(model: Any) -> Deployable:
             extractors.append(roi_head.mask_roi_extractor)
         for extractor in extractors:
             parts.append(('SingleRoIExtractor', extractor))
-            parts += [('RoIAlign', layer) for layer in extractor.roi_layers]
-        nms = [model.test_cfg.rpn.nms, model.test_cfg.rcnn.nms]
+            parts += [('RoIAlign', layer) for layer in getattr(extractor, 'roi_layers', ())]
+        nms = [part.get('nms') for part in (model.test_cfg.rpn, model.test_cfg.rcnn)]
     elif hasattr(model, 'bbox_head'):
         form = OneStageDetector
         parts = [('RetinaHead', model.bbox_head)]
-        nms = [model.test_cfg.nms]
+        nms = [model.test_cfg.get('nms')]  # DETRs have none
     elif hasattr(model, 'head') and hasattr(model.head, 'cal_acc'):  # one class for each image
         form = Classifier
         heads = [('ClsHead', model.head)]
@@ -309,7 +306,7 @@ def deployable(model: Any) -> Deployable:
         if type(part).__name__ != known:
             raise NotDeployableError(
                 f'a {kind} with a {type(part).__name__} cannot be exported; take a {known} in its '
-                'place'
+                'place (docs/heads.md says which heads can be exported)'
             )
     for known, head in heads:
         changed = changed_predictions(head, known)
@@ -318,6 +315,11 @@ def deployable(model: Any) -> Deployable:
                 f'a {kind} with a {type(head).__name__} cannot be exported, because it has its own '
                 f'{", ".join(changed)}; take a head that predicts as {known} does'
             )
+    if any(hasattr(part, 'rand_init') for part in model.modules()):  # mmseg's Hamburger
+        raise NotDeployableError(
+            f'a {kind} with a {type(model.decode_head).__name__} cannot be exported, because it '
+            'draws random bases for each prediction; take a SegformerHead in its place'
+        )
     options = unknown_options(model) if issubclass(form, OneStageDetector) else []
     if options:
         raise NotDeployableError(

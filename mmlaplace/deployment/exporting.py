@@ -49,7 +49,7 @@ def describe(
         program: Its graph.
         pipeline: How images are prepared, see
             :func:`~mmlaplace.deployment.toolbox_pipeline.described_pipeline`.
-        **more: Further facts.
+        **more: Further facts, such as ``classes``, the names of the classes by their labels.
     """
     shape = next(node.meta['val'].shape for node in program.graph.nodes if node.target == 'images')
     fixed = all(isinstance(side, int) for side in shape[2:])

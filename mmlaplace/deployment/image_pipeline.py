@@ -4,11 +4,13 @@ Both are as in the toolbox, by the config that was exported. The file's metadata
 
   pipeline   the steps of the config's test pipeline that change the image, by their names and
              options in mmcv, mmpretrain, mmdet and mmseg
-  color      how the image is read: 'color' or 'grayscale'
+  color      how the image is read: 'color', 'grayscale', 'unchanged' with all channels of the file,
+             or 'tifffile', by that package, which reads TIFFs of any number of bands
+  classes    the names of the classes by their labels, or none
   pad        the multiple or the size to which the model's preprocessor pads, and the value
 
-This file needs numpy and OpenCV, and Pillow for pipelines that resize by it. It needs neither torch
-nor mmlaplace: a copy beside run_onnx.py is enough on another machine.
+This file needs numpy and OpenCV, Pillow for pipelines that resize by it, and tifffile where it
+reads. It needs neither torch nor mmlaplace: a copy beside run_onnx.py is enough on another machine.
 """
 
 import json
@@ -21,7 +23,11 @@ import numpy as np
 Size = Tuple[int, int]  # height and width
 Run = Callable[..., Tuple[np.ndarray, ...]]
 
-READERS = {'color': 'IMREAD_COLOR', 'grayscale': 'IMREAD_GRAYSCALE'}
+READERS = {
+    'color': 'IMREAD_COLOR',
+    'grayscale': 'IMREAD_GRAYSCALE',
+    'unchanged': 'IMREAD_UNCHANGED',
+}
 CV2 = dict(nearest='NEAREST', bilinear='LINEAR', bicubic='CUBIC', area='AREA', lanczos='LANCZOS4')
 BORDERS = dict(constant='CONSTANT', edge='REPLICATE', reflect='REFLECT_101', symmetric='REFLECT')
 PILLOW = ('nearest', 'bilinear', 'bicubic', 'box', 'lanczos', 'hamming')
@@ -30,18 +36,23 @@ PILLOW = ('nearest', 'bilinear', 'bicubic', 'box', 'lanczos', 'hamming')
 class Prepared(NamedTuple):
     """An image as a file takes it."""
 
-    pixels: np.ndarray  # (1, C, H, W) in fp32, RGB or grey, from 0 to 255
+    pixels: np.ndarray  # (1, C, H, W) in fp32, 0 to 255: RGB, grey, or all channels of the file
     size: Size  # without the padding right and below
     scale: Tuple[float, float]  # of the resizing: of the width and of the height
     original: Size  # of the image
 
 
 def read_image(path: Path, color: str = 'color') -> np.ndarray:
-    """An image as the toolboxes load it: upright, 8 bits, ``(H, W, 3)`` as BGR or ``(H, W)``.
+    """An image as the toolboxes load it: ``(H, W, C)``, three channels as BGR, or ``(H, W)``.
+
+    In colour and in grey it is upright, with 8 bits. Otherwise it has the channels, the bits and
+    the direction of the file.
 
     Raises:
         OSError: If it cannot be read.
     """
+    if color == 'tifffile':
+        return read_tiff(path)
     import cv2
 
     content = np.fromfile(path, np.uint8)
@@ -52,6 +63,22 @@ def read_image(path: Path, color: str = 'color') -> np.ndarray:
     if image is None:
         raise OSError('OpenCV does not know the format, or the file is cut off')
     return image
+
+
+def read_tiff(path: Path) -> np.ndarray:
+    """All bands of a TIFF.
+
+    Raises:
+        OSError: If it cannot be read.
+    """
+    try:
+        import tifffile
+    except ImportError as error:
+        raise OSError(f'this needs tifffile ({error}); install it: pip install tifffile') from error
+    try:
+        return tifffile.imread(path)
+    except (tifffile.TiffFileError, ValueError) as error:
+        raise OSError(f'tifffile cannot read it: {error}') from error
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -217,6 +244,12 @@ def facts(written: Optional[str], path: Path) -> dict:
     return about
 
 
+def name_of(label: int, about: dict) -> str:
+    """The name of a class, or its number where the file has no names."""
+    names = about.get('classes') or ()
+    return str(names[label]) if 0 <= label < len(names) else f'class {label}'
+
+
 def of_size(about: dict, size: Optional[Size]) -> dict:
     """The metadata with a pipeline that resizes to a size if there is one, as it interpolates."""
     if size is None:
@@ -227,6 +260,11 @@ def of_size(about: dict, size: Optional[Size]) -> dict:
     resize = dict(type='Resize', scale=size[::-1], keep_ratio=False, **how)
     loading = [step for step in about['pipeline'] if step['type'] == 'ToFloat32']
     return dict(about, pipeline=[*loading, resize])
+
+
+def turned(image: np.ndarray) -> np.ndarray:
+    """An image ``(H, W, C)`` as a file takes it: of three channels, BGR becomes RGB."""
+    return image[..., ::-1] if image.shape[2] == 3 else image
 
 
 def prepare(image: np.ndarray, about: dict) -> Prepared:
@@ -241,7 +279,7 @@ def prepare(image: np.ndarray, about: dict) -> Prepared:
     """
     original = image.shape[0], image.shape[1]
     image, scale = carried_out(image, about['pipeline'])
-    pixels = image[..., None] if image.ndim == 2 else image[..., ::-1]
+    pixels = turned(image[..., None] if image.ndim == 2 else image)
     size = pixels.shape[0], pixels.shape[1]
     pixels = padded(pixels.astype(np.float32), about, original)
     return Prepared(np.ascontiguousarray(pixels.transpose(2, 0, 1)[None]), size, scale, original)

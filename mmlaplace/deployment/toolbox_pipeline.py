@@ -34,6 +34,12 @@ def test_pipeline_of(cfg: Config) -> List[dict]:
     return dataset['pipeline']
 
 
+def type_of(step: dict) -> str:
+    """The name of a transform's class, without its toolbox."""
+    kind = step['type']
+    return str(getattr(kind, '__name__', kind)).split('.')[-1]
+
+
 def check_channels(channels: int, color: str) -> None:
     """Raise a NotDeployableError unless images have the channels of a model.
 
@@ -41,8 +47,9 @@ def check_channels(channels: int, color: str) -> None:
         channels: Of the model's first convolution.
         color: How images are read, of :func:`described_pipeline`.
     """
-    wanted = 'grayscale' if channels == 1 else 'color'
-    if color != wanted:
+    wanted = {1: 'grayscale', 3: 'color'}.get(channels, 'unchanged')
+    as_many_as_the_file = ('unchanged', 'tifffile')
+    if color != wanted and color not in as_many_as_the_file:
         raise NotDeployableError(
             f'the backbone has in_channels={channels}, and LoadImageFromFile of the test pipeline '
             f'has color_type={color!r}; set color_type={wanted!r} there'
@@ -89,9 +96,12 @@ def described_pipeline(cfg: Config) -> Dict[str, Any]:
 
 def _loaded(transform: Any) -> str:
     """How images are read."""
+    if transform.imdecode_backend == 'tifffile':  # for which color_type has no effect
+        return 'tifffile'
     if transform.imdecode_backend != 'cv2' or transform.color_type not in READERS:
         raise _refused(
-            transform, f"imdecode_backend must be 'cv2', and color_type one of {tuple(READERS)}"
+            transform,
+            f"imdecode_backend must be 'cv2' or 'tifffile', and color_type one of {tuple(READERS)}",
         )
     return transform.color_type
 
@@ -217,10 +227,9 @@ def with_resize(cfg: Config, size: Size) -> Config:
     cfg = copy.deepcopy(cfg)
     kept = []
     for written in test_pipeline_of(cfg):
-        name = written['type'] if isinstance(written['type'], str) else written['type'].__name__
-        if name.split('.')[-1] not in DESCRIBED:  # it may begin with its toolbox
+        if type_of(written) not in DESCRIBED:
             kept.append(written)
-    after_loading = sum(1 for written in kept[:1] if LOADER in str(written['type']))
+    after_loading = sum(1 for written in kept[:1] if LOADER in type_of(written))
     kept.insert(after_loading, resize)
     dataset = cfg.test_dataloader.dataset
     dataset.pipeline = kept

@@ -6,7 +6,6 @@ toolbox's inferencer and the deployed command read, prepare and predict for.
 
 import copy
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Tuple
 
@@ -18,10 +17,11 @@ from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from torch import Tensor
 
-from ..analysis.recording import PHOTOS, photograph, rgb_array
+from ..analysis.recording import PHOTOS, photograph, rgb_array, with_channels
 from . import image_pipeline
 from .deployable import Deployable
 from .exporting import least_side
+from .inferencers import inferencer_of
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -33,11 +33,14 @@ HALF = 100  # as much more for fp16: 2^-11 against 2^-24, less what sums have of
 
 
 def photographs(size: Tuple[int, int], channels: int = 3) -> List[Tensor]:
-    """Photographs of scikit-image as RGB or grey pixels ``(1, channels, H, W)``, 0 to 255."""
+    """Photographs of scikit-image as pixels ``(1, channels, H, W)``, 0 to 255.
+
+    They are RGB or grey. Of another number of channels, these are red, green, blue, red and so on.
+    """
     photos = [photograph(name) for name in PHOTOS]
     if channels == 1:
         photos = [photo.convert('L') for photo in photos]
-    return [pixels(photo, size)[:, :channels] for photo in photos]
+    return [with_channels(pixels(photo, size), channels) for photo in photos]
 
 
 def pixels(photo: 'Image.Image', size: Tuple[int, int]) -> Tensor:
@@ -60,7 +63,8 @@ def sizes_to_verify(size: Tuple[int, int], multiple: int, dynamic: bool) -> List
 @torch.no_grad()
 def predicted(model: nn.Module, task: str, images: Tensor) -> Dict[str, Tensor]:
     """The toolbox's prediction for an image, by its own preprocessor and its own selection."""
-    return PREDICTIONS[task](model.eval(), list(images.flip(1)))  # as loaded, BGR
+    loaded = images.flip(1) if images.shape[1] == 3 else images  # in colour as BGR
+    return PREDICTIONS[task](model.eval(), list(loaded))
 
 
 def _scores(model: Any, images: list) -> Dict[str, Tensor]:
@@ -153,27 +157,6 @@ def too_much(found: Dict[str, float], half: bool) -> Dict[str, float]:
     return beyond
 
 
-def inferencer_of(cfg: Config, model: nn.Module) -> Any:
-    """The toolbox's own inferencer of images, for a model that is built."""
-    cfg = copy.deepcopy(cfg)
-    if cfg.default_scope == 'mmpretrain':
-        from mmpretrain import ImageClassificationInferencer
-
-        whole: Any = model
-        whole._config = cfg
-        return ImageClassificationInferencer(whole, device='cpu')
-    apis = import_module(f'{cfg.default_scope}.apis')
-    base: Any = apis.DetInferencer if cfg.default_scope == 'mmdet' else apis.MMSegInferencer
-
-    class OfModel(base):
-        def _init_model(self, cfg: Any, weights: Any, device: str = 'cpu') -> nn.Module:
-            whole: Any = model
-            whole.dataset_meta = getattr(model, 'dataset_meta', None) or dict(classes=())
-            return whole
-
-    return OfModel(cfg, device='cpu')
-
-
 def toolbox_predictions(cfg: Config, model: nn.Module, paths: Iterable[Path]) -> List[dict]:
     """The predictions of the toolbox's inferencer for image files.
 
@@ -183,7 +166,7 @@ def toolbox_predictions(cfg: Config, model: nn.Module, paths: Iterable[Path]) ->
     samples = []
     predictions = []
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        inferencer = inferencer_of(cfg, model.eval())
+        inferencer = inferencer_of(copy.deepcopy(cfg), model.eval())
         for path in paths:
             (data,) = inferencer.preprocess([str(path)], batch_size=1)
             if not isinstance(data, dict):  # mmdet's, with the paths beside it
@@ -209,17 +192,18 @@ def photograph_files(folder: Path, about: dict) -> List[Path]:
     """Photographs as files that a deployed file takes: as they are, or of the size that it takes.
 
     Raises:
-        ValueError: If it takes no photograph, whatever its size.
+        ValueError: If it takes no photograph, whatever its size, or of no format with its channels.
     """
     from PIL import Image
 
     paths = []
+    suffix = '.tif' if about['color'] == 'tifffile' else '.png'
     for name in PHOTOS:
-        photo, path = photograph(name), folder / f'{name}.png'
+        photo, path = photograph(name), folder / f'{name}{suffix}'
         fixed = about['size'] or photo.size[::-1]
         sizes = [photo.size, fixed[::-1], *((wide, high) for high, wide in _inside(fixed))]
         for size in sizes:
-            photo.resize(size, Image.Resampling.BICUBIC).save(path)
+            _write_photograph(photo.resize(size, Image.Resampling.BICUBIC), path, about)
             try:
                 image_pipeline.prepare(image_pipeline.read_image(path, about['color']), about)
                 break
@@ -229,6 +213,35 @@ def photograph_files(folder: Path, about: dict) -> List[Path]:
             raise ValueError(f'the file takes no photograph of any size: {reason}')
         paths.append(path)
     return paths
+
+
+def _write_photograph(photo: 'Image.Image', path: Path, about: dict) -> None:
+    """Write a photograph with the channels that a deployed file takes, as its reader has them.
+
+    Raises:
+        ValueError: If OpenCV reads no such number of channels.
+    """
+    channels = len(about['mean'])
+    if about['color'] == 'tifffile':
+        import tifffile
+
+        bands = np.asarray(photo)[..., [channel % 3 for channel in range(channels)]]
+        bands = bands[..., 0] if channels == 1 else bands
+        kind = 'rgb' if channels == 3 else 'minisblack'
+        options: Dict[str, Any] = dict(planarconfig='contig') if channels > 1 else {}
+        return tifffile.imwrite(path, bands, photometric=kind, **options)
+    if about['color'] != 'unchanged':
+        return photo.save(path)
+    modes = {1: 'L', 3: 'RGB', 4: 'RGBA'}
+    if channels not in modes:
+        raise ValueError(
+            f'the model takes {channels} channels, and OpenCV reads files of 1, 3 or 4; set '
+            "imdecode_backend='tifffile' in LoadImageFromFile"
+        )
+    photo = photo.convert(modes[channels])
+    if channels == 4:
+        photo.putalpha(photo.convert('L'))
+    photo.save(path)
 
 
 def _inside(size: Tuple[int, int]) -> List[Tuple[int, int]]:

@@ -1,4 +1,6 @@
-"""Loads the compiled library ``mmlaplace/_C*.so`` and chooses the backend of each op.
+"""Loads the compiled library and chooses the backend of each op.
+
+The library is ``mmlaplace/_C*.so``, and on Windows ``mmlaplace/_C*.pyd``.
 
 Every op has a plain PyTorch reference beside its public function. With the library, its ops are
 ``torch.ops.mmlaplace.<name>``, and ``backend='auto'`` uses them. Without it, the reference
@@ -10,7 +12,7 @@ import mmap
 import platform
 import re
 from pathlib import Path
-from typing import Any, Callable, ContextManager, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch._functorch.utils
@@ -67,9 +69,14 @@ def serves(info: Dict[str, str], version: str) -> bool:
     return 'torch' not in info or release == tuple(map(int, info['torch'].split('.')))
 
 
+def libraries_in(folder: Path) -> List[Path]:
+    """The compiled libraries in ``folder``, by the endings of Linux and macOS, and of Windows."""
+    return sorted(path for path in folder.glob('_C*') if path.suffix in ('.so', '.pyd'))
+
+
 def load_library(folder: Path) -> Optional[str]:
     """Load the compiled library in ``folder``. Returns None, or the reason why this failed."""
-    libraries = sorted(folder.glob('_C*.so'))
+    libraries = libraries_in(folder)
     if not libraries:
         return (
             'this installation of mmlaplace has no compiled library (mmlaplace/_C*.so); with a '
@@ -101,7 +108,7 @@ def load_library(folder: Path) -> Optional[str]:
 
 def serving_info(folder: Path) -> Dict[str, str]:
     """The build information of the library in ``folder`` that serves this torch, else empty."""
-    infos = map(build_info, sorted(folder.glob('_C*.so')))
+    infos = map(build_info, libraries_in(folder))
     return next((info for info in infos if serves(info, torch.__version__)), {})
 
 

@@ -331,11 +331,12 @@ def check_shapes(
     _checks.check_query_key(op, q, k)
     batch, heads, tokens, dims = q.shape
     _checks.check_floating(op, 'landmarks', landmarks)
-    keys, marks = k.shape[2], landmarks.shape[2] if landmarks.dim() == 4 else 'm'
+    keys = k.shape[2]
+    num_landmarks = landmarks.shape[2] if landmarks.dim() == 4 else 'm'
     for name, tensor, expected in (
         ('v', v, (batch, heads, keys, dims)),
-        ('landmarks', landmarks, (batch, heads, marks, dims)),
-        ('inverse', inverse, (batch, heads, marks, marks)),
+        ('landmarks', landmarks, (batch, heads, num_landmarks, dims)),
+        ('inverse', inverse, (batch, heads, num_landmarks, num_landmarks)),
     ):
         _checks.check_floating(op, name, tensor)
         if tensor.shape != expected or tensor.device != q.device:
@@ -383,14 +384,14 @@ def _fake(
     _checks.check_floating(OP, 'scale', scale)
     if scale.shape != (batch, heads):
         raise ValueError(f'{OP}: scale must be {(batch, heads)}, got {tuple(scale.shape)}')
-    marks = landmarks.shape[2]
-    moments = 0 if whitening_eps is None else marks
+    num_landmarks = landmarks.shape[2]
+    moments = 0 if whitening_eps is None else num_landmarks
     wide = wide_dtype(q)
     return (
         tokens_by_head(q, tokens),
         q.new_empty((batch, heads, moments), dtype=wide),
         q.new_empty((batch, heads, moments, moments), dtype=wide),
-        q.new_empty((batch, heads, marks, dims), dtype=wide),
+        q.new_empty((batch, heads, num_landmarks, dims), dtype=wide),
     )
 
 

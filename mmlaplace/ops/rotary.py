@@ -1,5 +1,6 @@
 """Rotary positions: the table of angles, and the rotation of tokens by it."""
 
+import math
 from typing import Tuple
 
 import torch
@@ -89,6 +90,22 @@ def turn_channels(x: Tensor, own: Tensor, other: Tensor, form: str) -> Tensor:
     else:
         beside = turned.reshape(*x.shape[:-1], dims // 2, 2).flip(-1).reshape(turned.shape)
     turned = torch.addcmul(turned * own, beside, other)
+    if dims == x.shape[-1]:
+        return turned
+    return torch.cat([turned, x[..., dims:]], dim=-1)
+
+
+def turn_complex(x: Tensor, turns: Tensor) -> Tensor:
+    """:func:`turn` with ``form='pairs'``, as a product of complex numbers.
+
+    ``turns`` are cos + i sin of each pair, ``(N, pairs)``. ONNX has no such numbers.
+    """
+    dims = 2 * turns.shape[1]
+    pairs = x[..., :dims].unflatten(-1, (-1, 2))  # (B, heads, N, pairs, 2)
+    # A complex number has its two parts side by side, and an even way from the start of memory.
+    if pairs.stride(-1) != 1 or math.gcd(x.storage_offset(), *x.stride()[:-1]) % 2:
+        pairs = pairs.contiguous()
+    turned = torch.view_as_real(torch.view_as_complex(pairs) * turns).flatten(-2)
     if dims == x.shape[-1]:
         return turned
     return torch.cat([turned, x[..., dims:]], dim=-1)

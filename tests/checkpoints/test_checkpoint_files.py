@@ -51,6 +51,22 @@ def test_weights_are_found_in_a_container_under_a_prefix(tmp_path, container, pr
         assert report.unexpected == ([] if prefix else ['head.fc.weight'])
 
 
+def test_a_state_dict_that_is_asked_for_is_taken_or_missed(tmp_path):
+    weights = build().state_dict()
+    file = save(tmp_path / 'a.pth', weights, container='best')
+    assert all(map(torch.equal, read_state_dict(file, key='best').values(), weights.values()))
+    torch.save(weights, bare := tmp_path / 'bare.pth')
+    with pytest.raises(ValueError, match="bare.pth has no weights: .* under 'best', got"):
+        read_state_dict(bare, key='best')
+
+
+def test_a_path_may_begin_at_the_home_of_the_user(tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    trained = build()
+    save(tmp_path / 'a.pth', trained.state_dict())
+    assert same(trained, read_state_dict('~/a.pth'))
+
+
 def test_parameters_and_files_of_old_torch_load(tmp_path):
     trained, file = build(), tmp_path / 'old.pth'
     content = dict(model=dict(trained.named_parameters()))

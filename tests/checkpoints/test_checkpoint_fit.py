@@ -134,6 +134,10 @@ def test_a_part_that_refuses_its_weights_leaves_those_before_it_unchanged(tmp_pa
             lambda classes: dict(roi_head=nn.ModuleDict(dict(fc_cls=nn.Linear(2, classes)))),
             r'heads are others: .*\(5, 2\).*num_classes.*backbone',
         ),
+        (  # as many classes, of other channels
+            lambda classes: dict(head=nn.Linear(classes, 4)),
+            r'heads are others: its head.weight has shape \(4, 5\), .* \(4, 3\)',
+        ),
     ],
 )
 def test_other_classes_are_told_from_another_arch(tmp_path, head, message):
@@ -147,6 +151,12 @@ def test_values_that_the_dtype_of_the_module_cannot_hold_are_refused(tmp_path):
     assert_refused(module, file, r'norm0.weight\), up to 1e\+06, .* for torch.float16')
     load_weights(module.bfloat16(), file)
     assert module.norm0.weight[0] == torch.tensor(1e6).bfloat16()
+
+
+def test_a_truth_value_is_no_count(tmp_path):
+    norm = nn.BatchNorm1d(2)
+    weights = {**norm.state_dict(), 'num_batches_tracked': torch.tensor(True)}
+    assert_refused(norm, save(tmp_path / 'a.pth', weights), 'of torch.bool, .* holds torch.int64')
 
 
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float16, torch.float8_e4m3fn])
@@ -178,6 +188,14 @@ def test_the_option_that_a_shape_follows_is_named(tmp_path, option, kind, values
     assert_refused(ours, file, f'build the model with the {option} that the checkpoint')
 
 
+def test_an_option_is_not_named_where_the_arch_differs_too(tmp_path):
+    attention = dict(type='SoftmaxAttention', sr_ratio=2, rope=False)
+    weights = {**build(attn_cfg=attention).state_dict(), 'norm3.weight': torch.zeros(5)}
+    module = build(attn_cfg=dict(attention, sr_ratio=4))
+    file = save(tmp_path / 'a.pth', weights)
+    assert_refused(module, file, 'for another arch: its .*sr.projection.weight has')
+
+
 def test_no_share_is_proposed_that_would_load_nothing_of_the_backbone(tmp_path):
     """As of a detector in another project's names, whose heads alone have those of mmdet."""
     state = model_of('neck', 'bbox_head').state_dict()
@@ -197,6 +215,7 @@ def test_min_matched_lowers_the_bound_and_the_log_names_the_rest(tmp_path):
     assert set(report.missing) == set(module.state_dict()) - set(weights)
     assert report.unexpected == ['extra']
     assert f'missing {len(report.missing)} (stages.2.patch_embed' in log.read_text()
+    load_weights(build(), file, min_matched=len(weights) / len(module.state_dict()))
 
 
 def test_skipped_parts_keep_their_values(tmp_path):
@@ -270,6 +289,11 @@ def test_wrappers_are_looked_through_on_both_sides(tmp_path):
         module = build()
         load_weights(target(module), source)
         assert same(module, trained.state_dict())
+    weights = with_value('norm3.gate', torch.zeros(1))(trained.state_dict())
+    more = save(tmp_path / 'more.pth', weights)
+    kind = type(module).__name__
+    with pytest.raises(ValueError, match=rf'norm3.gate\) in layers of this {kind} '):
+        load_weights(wrap(build()), more)
     # In the middle of a name, with the prefix given as it stands in the file.
     whole = nn.ModuleDict(dict(backbone=torch.compile(trained)))
     module, compiled = build(), save(tmp_path / 'c.pth', whole.state_dict(), 'module.')

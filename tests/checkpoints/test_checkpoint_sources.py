@@ -205,6 +205,8 @@ def test_a_model_of_timm_is_read_by_its_name(hub):
     random = torch.get_rng_state()
     torch.testing.assert_close(read_state_dict('timm://test_resnet'), weights, rtol=0, atol=0)
     assert torch.equal(torch.get_rng_state(), random)
+    elsewhere = read_state_dict('timm://test_resnet', map_location='meta')
+    assert all(value.is_meta for value in elsewhere.values())
 
 
 @pytest.mark.parametrize(

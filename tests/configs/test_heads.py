@@ -8,6 +8,7 @@ from test_docs import code_blocks
 
 from mmlaplace.checkpoints.released import released_place
 from mmlaplace.commands.random_images import train_and_predict
+from mmlaplace.deployment.deployable import NotDeployableError, deployable
 from mmlaplace.model_zoo import build_model
 
 HEADS = sorted((ROOT / 'configs/heads').glob('*.py'))
@@ -38,6 +39,31 @@ def test_a_head_is_built_for_each_backbone(path, backbone, monkeypatch):
     preprocessor = cfg.model.data_preprocessor
     # RGB, as all of our weights want; some bases have a ResNet's of Caffe.
     assert preprocessor.mean == [123.675, 116.28, 103.53] and preprocessor.bgr_to_rgb
+
+
+# Mask2Former is a model of mmdet and a head of mmseg, and SegNeXt's head draws random numbers.
+SAID = {
+    'dino-4scale_8xb2-12e_coco': 'a DINO with a DINOHead .* take a RetinaHead',
+    'cascade-mask-rcnn_fpn_1x_coco': 'a CascadeRoIHead .* take a StandardRoIHead',
+    'mask2former_8xb2-lsj-50e_coco': 'a Mask2Former cannot be exported; only',
+    'mask2former_8xb2-160k_ade20k-512x512': 'a Mask2FormerHead .* has its own predict',
+    'segnext_1xb16-160k_ade20k-512x512': 'a LightHamHead .* draws random bases',
+}
+
+
+@pytest.mark.parametrize('path', HEADS, ids=lambda path: path.stem)
+def test_the_page_says_which_heads_are_exported_and_the_others_are_refused(path, monkeypatch):
+    page = (ROOT / 'docs/heads.md').read_text()
+    (row,) = [line for line in page.splitlines() if f'({"../configs/heads/" + path.name})' in line]
+    with torch.device('meta'):
+        model = build_model(load(path, 'laplacianformer-micro', monkeypatch))
+        if row.endswith('| yes |'):
+            return deployable(model)
+        with pytest.raises(
+            NotDeployableError, match=SAID.get(path.stem, 'take a RetinaHead')
+        ) as no:
+            deployable(model)
+    assert row.endswith('| no |') and '\n' not in str(no.value)
 
 
 @pytest.mark.sampled(7, 4)

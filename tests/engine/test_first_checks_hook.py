@@ -1,5 +1,6 @@
 """The hook makes the first checks in mmengine's Runner, before a run's first step."""
 
+import re
 from unittest import mock
 
 import pytest
@@ -185,3 +186,30 @@ def test_iterations_are_counted_as_such():
     FirstChecksHook().before_train(runner)
     name, text = runner.message_hub.update_info.call_args.args
     assert name == NOTHING_LEFT and 'iter 8 of 8 is done' in text and 'max_iters' in text
+
+
+@pytest.mark.parametrize(
+    ('scheduler', 'said'),
+    [
+        (dict(type='LinearLR', start_factor=0.01, by_epoch=False, end=500), '500 steps .* 2,'),
+        (dict(type='LinearLR', start_factor=0.01, by_epoch=False, end=2), '2 steps .* 2,'),
+        (dict(type='LinearLR', start_factor=0.01, by_epoch=False, end=1), ''),
+        (dict(type='LinearLR', start_factor=0.01, by_epoch=True, end=500), ''),  # in epochs
+        (dict(type='LinearLR', start_factor=1, end_factor=0.1, by_epoch=False, end=500), ''),
+    ],
+)
+def test_a_warm_up_as_long_as_the_run_is_told(scheduler, said, runner_of):
+    runner = runner_of(Classifier(), param_scheduler=[scheduler])
+    with mock.patch.object(runner.logger, 'warning') as warning:
+        runner.train()
+    texts = [call.args[0] for call in warning.call_args_list if 'warm-up' in call.args[0]]
+    assert len(texts) == bool(said)
+    assert not said or re.search(f'the warm-up takes {said}.*a tenth.*max_epochs', texts[0])
+
+
+def test_without_the_first_checks_no_warm_up_is_told(runner_of):
+    long = dict(type='LinearLR', start_factor=0.01, by_epoch=False, end=500)
+    runner = runner_of(Classifier(), param_scheduler=[long], cfg=dict(first_checks=False))
+    with mock.patch.object(runner.logger, 'warning') as warning:
+        runner.train()
+    assert not any('warm-up' in call.args[0] for call in warning.call_args_list)

@@ -24,7 +24,9 @@ BAD = {
     'HedgehogAttention': dict(form='exp', feature_dims=0),
     'InLineAttention': dict(kernel='cosine'),
     'L2ViTAttention': dict(least_sum=0),
-    'KernelAttention': dict(kernel='cauchy', normalization='columns', bandwidth=-1.0),
+    'KernelAttention': dict(
+        kernel='cauchy', normalization='columns', bandwidth=-1.0, whitening_eps=-1.0
+    ),
     'LaplacianAttention': dict(
         bandwidth=0.0,
         num_iters=0,
@@ -59,10 +61,21 @@ BAD = {
     'PolarizedAttention': dict(layout='both', softmax_over='all'),
     'ReformerAttention': dict(bucket_size=0, num_hashes=1.5, form='direct'),
     'SOFTAttention': dict(
-        landmark_method='strided', newton_start_per='image', num_iters=0, ridge=-1.0, solver='lu'
+        landmark_method='strided',
+        newton_start_per='image',
+        num_iters=0,
+        ridge=-1.0,
+        solver='lu',
+        kernel='cauchy',
+        bandwidth=0.0,
     ),
     'SkyformerAttention': dict(
-        landmark_method='runs', bandwidth=0.0, num_landmarks=0, accumulation=0
+        landmark_method='runs',
+        bandwidth=0.0,
+        ridge=-1.0,
+        num_landmarks=0,
+        accumulation=0,
+        kernel='cauchy',
     ),
     'LinearAttention': dict(sr_ratio=2.0, rope_form='full', lepe_kernel=-1),
     'SoftmaxAttention': dict(

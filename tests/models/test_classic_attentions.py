@@ -1,5 +1,7 @@
 """What the authors' files do not show of the classic attentions."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -84,6 +86,34 @@ def test_with_a_landmark_for_each_token_it_is_the_exact_kernel():
     options = dict(rope=False, lepe_kernel=0, ridge=0.0, solver='cholesky', num_landmarks=16)
     found = build('LaplacianAttention', **options).mix(q, k, v, (3, 4))
     check(found, exact.mix(q, k, v, (3, 4)), atol=1e-6, rtol=1e-6)  # of an inverse
+
+
+def kernel_of(kernel, x, y, bandwidth):
+    if kernel == 'laplacian':
+        return torch.exp(-torch.cdist(x, y, p=1) / bandwidth)
+    return torch.exp(-torch.cdist(x, y, p=2).square() / 2 / bandwidth**2)
+
+
+@pytest.mark.parametrize(
+    ('options', 'bandwidth'),
+    [
+        (dict(kernel='laplacian'), 4.0),
+        (dict(kernel='laplacian', bandwidth=1.5), 1.5),
+        (dict(), 8**0.25),
+    ],
+    ids=['laplacian', 'laplacian-1.5', 'gaussian'],
+)
+def test_skyformer_equals_its_formula(options, bandwidth):
+    attention = build('SkyformerAttention', num_landmarks=4, num_iters=30, **options)
+    q, k, v = doubles(3, 2, 2, 16, 8)
+    maps = torch.cat([q, k], 1).mT.reshape(2, -1, 4, 4)  # channels of all heads, then (4, 4)
+    pooled = F.avg_pool2d(maps, 2).reshape(2, 4, 8, 4).mT
+    marks = torch.cat(pooled.chunk(2, dim=1), dim=2)  # (2, 2, 8, 8)
+    kernel = partial(kernel_of, options.get('kernel', 'gaussian'), bandwidth=bandwidth)
+    ridged = kernel(marks, marks) + 0.1 * torch.eye(8).double()
+    # The inverse of the normalised matrix, between the roots of its sums, is that of the matrix.
+    expected = kernel(q, marks) @ torch.linalg.inv(ridged) @ kernel(marks, k) @ v
+    check(attention.mix(q, k, v, (4, 4)), expected)
 
 
 def test_random_landmarks_of_skyformer_differ_by_image_in_training_alone():

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from called_ops import Called
 from conftest import NO_GPU, doubles
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from mmlaplace.models.layers import (
     Landmarks,
     RMSNorm,
     RotaryEmbedding2D,
+    RotaryOfAllHeads,
     TransformerBlock,
     resize_map,
 )
@@ -46,10 +48,57 @@ def test_rotary_positions_are_complex_rotations_by_row_and_column(head_dims):
     torch.testing.assert_close(out, torch.cat([turned.real, turned.imag, rest], dim=-1))
 
 
-def test_rotary_keeps_fp32_positions_in_a_halved_model():
+LAYOUTS = {
+    'dense': lambda x: x,
+    'heads side by side': lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    'channels apart': lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
+    'every other channel': lambda x: x.repeat_interleave(2, dim=-1)[..., ::2],
+    'an odd width': lambda x: F.pad(x, (0, 1))[..., :-1],
+    'an odd start': lambda x: F.pad(x, (1, 1))[..., 1:-1],
+}
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+@pytest.mark.parametrize('head_dims', [8, 17])
+def test_neighbouring_channels_turn_alike_in_every_layout_and_in_graphs(head_dims, layout):
+    rotary, hw_shape = RotaryEmbedding2D(head_dims, form='pairs'), (3, 5)
+    x = LAYOUTS[layout](doubles(2, 3, 15, head_dims)).requires_grad_()
+    pairs = head_dims // 4
+    turned, rest = x.split([4 * pairs, head_dims - 4 * pairs], dim=-1)
+    steps = torch.cartesian_prod(torch.arange(3.0).double(), torch.arange(5.0).double())
+    rates = 10000.0 ** (-torch.arange(pairs, dtype=torch.float64) / (pairs - 1))
+    angles = (steps[..., None] * rates).flatten(1)  # of rows, then of columns
+    first, second = turned.unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = angles.cos(), angles.sin()
+    expected = torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1)
+    expected = torch.cat([expected.flatten(-2), rest], dim=-1)
+    (slope,) = torch.autograd.grad(expected.sin().sum(), x)
+
+    def turn(x):
+        return rotary(x, hw_shape)
+
+    graph = torch.jit.trace(turn, x.detach())
+    assert 'complex' not in str(graph.inlined_graph)  # ONNX has no such numbers
+    for found in (turn(x), graph(x), torch.func.vmap(turn)(x[:, None])[:, 0]):
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(torch.autograd.grad(found.sin().sum(), x)[0], slope)
+
+
+def test_rotary_positions_of_all_heads_take_one_product_and_no_copy():
+    rotary, x = RotaryOfAllHeads(32), torch.randn(2, 15, 64)[..., :32]  # queries beside keys
+    heads = x.view(2, 15, 4, 8).transpose(1, 2)
+    rotary(heads, (3, 5))  # its table is kept from now on
+    with Called() as called:
+        rotary(heads, (3, 5))
+    assert [op.overloadpacket.__name__ for op in called.computing] == ['mul']
+
+
+@pytest.mark.parametrize('form', ['half', 'pairs'])
+def test_rotary_keeps_fp32_positions_in_a_halved_model(form):
     x = torch.randn(1, 1, 100 * 3, 16).bfloat16()
-    exact = RotaryEmbedding2D(16)(x.double(), (100, 3))
-    out = RotaryEmbedding2D(16).bfloat16()(x, (100, 3))
+    exact = RotaryEmbedding2D(16, form=form)(x.double(), (100, 3))
+    out = RotaryEmbedding2D(16, form=form).bfloat16()(x, (100, 3))
+    assert out.dtype == torch.bfloat16
     # One rounding of a value; angles rounded to bf16 would be off by whole turns at row 99.
     assert (out.double() - exact).abs().max() <= torch.finfo(torch.bfloat16).eps * 4
 

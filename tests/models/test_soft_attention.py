@@ -1,5 +1,7 @@
 """SOFT and SOFT++: the linear-time form is the N x N formula, and options of their hosts."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,11 +19,17 @@ def build(std=None, **options):
     return make_attention('SOFTAttention', HW, std, **options)
 
 
-def gaussian(x, y):
-    return torch.exp(-(x[..., :, None, :] - y[..., None, :, :]).square().sum(-1) / 2)
+def gaussian(x, y, bandwidth=8**0.25):
+    """Of scaled tokens, with the bandwidth of tokens before they are scaled by 8^(-1/4)."""
+    squares = (x[..., :, None, :] - y[..., None, :, :]).square().sum(-1) * 8**0.5
+    return torch.exp(-squares / 2 / bandwidth**2)
 
 
-def dense(attention, x):
+def laplacian(x, y, bandwidth=4.0):
+    return torch.exp(-torch.cdist(x, y, p=1) * 8**0.25 / bandwidth)
+
+
+def dense(attention, x, kernel_of=gaussian):
     """The output by the N x N matrix."""
     prefix = attention.num_prefix_tokens
     linears = [layer for layer in (attention.qkv, attention.kv) if layer is not None]
@@ -30,12 +38,12 @@ def dense(attention, x):
     query, key = query / 8**0.25, key / 8**0.25
     marks, norm = attention.landmarks(query[:, :, prefix:], HW), attention.landmark_norm[0]
     marks = F.gelu(F.layer_norm(marks, (8,), norm.weight, norm.bias))
-    kernel = gaussian(marks, marks)
+    kernel = kernel_of(marks, marks)
     inverse = torch.linalg.inv(kernel + attention.ridge * torch.eye(kernel.shape[-1]).double())
     if attention.normalized:
         root = kernel.sum(-1).rsqrt()
         inverse = root[..., :, None] * inverse * root[..., None, :]
-    mixed = gaussian(query, marks) @ inverse @ gaussian(marks, key) @ value
+    mixed = kernel_of(query, marks) @ inverse @ kernel_of(marks, key) @ value
     out = mixed.transpose(1, 2).flatten(2)
     if attention.lepe is not None:
         images = value[:, :, prefix:].permute(0, 3, 1, 2).reshape(16, 2, *HW)  # heads are channels
@@ -62,6 +70,24 @@ def test_linear_time_form_equals_the_dense_formula(options, normalized, solver):
     attention = build(0.5, normalized=normalized, solver=solver, **common, **options)
     x = doubles(2, 48 + attention.num_prefix_tokens, 16)
     torch.testing.assert_close(attention(x, HW), dense(attention, x), **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ('options', 'kernel_of'),
+    [
+        (dict(kernel='laplacian'), laplacian),
+        (dict(kernel='laplacian', bandwidth=1.5), partial(laplacian, bandwidth=1.5)),
+        (dict(kernel='laplacian', qkv='qkv'), laplacian),
+        (dict(bandwidth=3.0), partial(gaussian, bandwidth=3.0)),
+    ],
+    ids=['laplacian', 'laplacian-1.5', 'laplacian-qkv', 'gaussian-3'],
+)
+@pytest.mark.parametrize('normalized', [False, True])
+def test_the_kernel_and_its_bandwidth_are_those_asked_for(options, kernel_of, normalized):
+    common = dict(pool_ratio=2, ridge=1e-2, num_iters=60)
+    attention = build(0.5, normalized=normalized, **common, **options)
+    x = doubles(2, 48, 16)
+    torch.testing.assert_close(attention(x, HW), dense(attention, x, kernel_of), **CLOSE)
 
 
 @pytest.mark.parametrize('name', ['SOFT', 'LaplacianFormer'])

@@ -120,6 +120,16 @@ def test_autocast_changes_no_table(name):
     assert torch.equal(model(x, (9, 13)), expected)
 
 
+def test_a_table_is_computed_in_full_precision_under_autocast():
+    def products(size, device):
+        numbers = torch.arange(size, dtype=torch.float32, device=device)
+        return numbers[:, None] @ numbers[None]
+
+    with torch.autocast('cpu', torch.bfloat16):
+        table = computed_once(products, 300, like=torch.zeros(1))
+    assert table.dtype == torch.float32 and table[-1, -1] == 299 * 299
+
+
 @with_tables
 def test_tensors_without_values_leave_no_table_behind(name):
     model, x = attention(name), tokens((9, 13))
@@ -184,16 +194,17 @@ def test_a_model_carries_no_table(name):
     assert torch.equal(other(x, (13, 9)), model(x, (13, 9)))
 
 
-def test_a_hundred_sizes_fill_no_memory(monkeypatch):
-    monkeypatch.setattr(tables, 'MOST_BYTES', 100_000)
-    monkeypatch.setattr(tables, 'MOST_TABLES', 20)
+@pytest.mark.parametrize('most_bytes, most_tables', [(10_000, 1000), (10**6, 20)])
+def test_a_hundred_sizes_fill_no_memory(most_bytes, most_tables, monkeypatch):
+    monkeypatch.setattr(tables, 'MOST_BYTES', most_bytes)
+    monkeypatch.setattr(tables, 'MOST_TABLES', most_tables)
     for height in range(1, 11):
         for width in range(1, 11):
             x = torch.randn(1, height * width, 4)
             windows = split_windows(x, (height, width), 3, 1)
             forget = split_windows(x, (height, width), 3, 1)
             assert torch.equal(windows, forget)
-            assert bytes_kept() <= 100_000 and len(tables._KEPT) <= 20
+            assert bytes_kept() <= most_bytes and len(tables._KEPT) <= most_tables
     assert len(tables._KEPT) > 1
 
 
@@ -204,6 +215,14 @@ def test_a_table_that_is_too_large_leaves_the_others_where_they_are(monkeypatch)
     first = split_windows(x, (40, 40), 7, 3)
     assert bytes_kept() == kept > 0
     assert torch.equal(split_windows(x, (40, 40), 7, 3), first)
+
+
+def test_all_tensors_of_a_table_count():
+    def nested(size, device):
+        return torch.zeros(size), (torch.zeros(size), None)
+
+    computed_once(nested, 10, like=torch.zeros(1))
+    assert bytes_kept() == 2 * 10 * 4
 
 
 def test_the_least_recently_used_table_goes_first(monkeypatch):

@@ -86,6 +86,15 @@ def test_the_library_of_this_torch_is_chosen(tmp_path):
     assert _native.load_library(tmp_path) is None
 
 
+def test_the_library_of_windows_is_found_too(tmp_path):
+    (tmp_path / '_C.pyd').write_bytes(b'\0mmlaplace built for torch=1.13;\0')
+    assert '_C.pyd was compiled for torch 1.13' in _native.load_library(tmp_path)
+    (tmp_path / '_C.pyd').write_bytes(b'\0mmlaplace built for torch_from=2.0;\0')
+    assert _native.serving_info(tmp_path) == dict(torch_from='2.0')
+    (tmp_path / '_C.pyd').rename(tmp_path / '_C.dll')
+    assert 'no compiled library' in _native.load_library(tmp_path)
+
+
 @pytest.mark.parametrize(
     ('info', 'served'),
     [
@@ -267,6 +276,24 @@ def test_the_short_way_has_the_values_and_derivatives_of_the_long_one(name):
         return (out, *first, *second)
 
     torch.testing.assert_close(derivatives('auto'), derivatives('native'), rtol=0, atol=0)
+
+
+@names
+def test_transforms_of_torch_func_are_those_of_the_long_way(name):
+    tensors, options = example(name)
+
+    def transformed(backend):
+        def call(*values):
+            return OPS[name](**dict(zip(tensors, values)), **options, backend=backend)
+
+        def loss(*values):
+            return call(*values).sin().sum()
+
+        values = tuple(tensors.values())
+        batches = [torch.stack([value, value]) for value in values]
+        return torch.func.grad(loss)(*values), torch.func.vmap(call)(*batches)
+
+    torch.testing.assert_close(transformed('auto'), transformed('native'), rtol=0, atol=0)
 
 
 @names

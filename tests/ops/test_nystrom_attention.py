@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from conftest import NO_GPU
 from op_results import assert_formula, results
 from test_pooled_landmarks import table, turned
 
@@ -164,7 +165,7 @@ def test_nan_stays_in_its_head(op, spoilt, tokens, device):
         torch.testing.assert_close(result, clean[name])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU here')
+@NO_GPU
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize('name', CASES)
 def test_tensor_cores_on_cuda_are_as_accurate(name, dtype, monkeypatch):

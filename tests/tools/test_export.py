@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import subprocess
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -222,6 +223,32 @@ def test_a_quantised_file_does_not_replace_its_model(tmp_path):
     told = refusal_of(QUANTIZE, path, micro_config('polaformer-pvt'), '--out', path, '--force')
     assert 'is the model itself' in told
     assert path.read_bytes() == b'abc'
+
+
+def test_results_have_the_names_of_classes_and_keep_the_folders_of_images(capsys):
+    tool = load_tool('tools/deployment/run_onnx.py')
+    found = dict(scores=np.array([0.2, 0.7, 0.1]))
+    about = dict(task='classification', classes=['cat', 'dog', 'owl'])
+    tool.tell(found, about, top=2)
+    tool.tell(found, dict(about, classes=[]), top=1)
+    boxes = dict(labels=np.array([2]), scores=np.array([0.5]), boxes=np.array([[1, 2, 3, 4]]))
+    tool.tell(boxes, dict(about, task='detection'), top=5)
+    tool.tell(dict(labels=np.ones((2, 2), int)), dict(about, task='segmentation'), top=5)
+    said = capsys.readouterr().out.split('\n  ')
+    assert [line.strip() for line in said] == [
+        'dog: 70.0%',
+        'cat: 20.0%',
+        'class 1: 70.0%',
+        'owl: 50.0% at 1.0 2.0 3.0 4.0',
+        'dog: 100.0% of the pixels',
+    ]
+
+    def places(*paths):
+        return [str(place) for place in tool.places_of([Path(path) for path in paths])]
+
+    assert places('val/cat/1.jpg', 'val/dog/2.jpg') == ['1', '2']
+    assert places('val/cat/1.jpg', 'val/dog/1.jpg') == ['cat/1', 'dog/1']
+    assert places('val/1.jpg', 'val/1.png', 'val/2.png') == ['1.jpg', '1.png', '2']
 
 
 @needs_export

@@ -56,7 +56,7 @@ from mmlaplace.analysis.measuring import (
     tensor_memory,
 )
 from mmlaplace.analysis.networks import image_size, network_of, sizes_of_images
-from mmlaplace.analysis.recording import photographs
+from mmlaplace.analysis.recording import photographs, with_channels
 from mmlaplace.analysis.training_memory import estimate_training
 from mmlaplace.commands.command_line import (
     ToolParser,
@@ -70,7 +70,7 @@ from mmlaplace.lab.side_by_side.attention_cost import cost_of
 from mmlaplace.lab.side_by_side.attention_study import HOSTS, SIZES, config_of
 from mmlaplace.model_zoo import ModelInfo, find_models, get_config, read_models
 from mmlaplace.models import PyramidBackbone
-from mmlaplace.toolboxes import TOOLBOXES
+from mmlaplace.toolboxes import TOOLBOXES, image_channels
 
 # Arguments that are not for --attention.
 OF_MODELS = ('configs', 'match', 'num_images', 'length', 'attn_cfg', 'cfg_options')
@@ -186,9 +186,10 @@ def shapes_of(model: Model, args: Namespace) -> List[Shape]:
 
 
 def inputs_of(model: Model, shape: Shape, batch: int, device: torch.device) -> Tensor:
-    """Random images ``(B, 3, H, W)``, or ids ``(B, rows, L)`` of sequences without padding."""
+    """Random images ``(B, C, H, W)``, or ids ``(B, rows, L)`` of sequences without padding."""
     if not model.of_sequences:
-        return torch.randn(batch, 3, *shape, device=device)
+        channels = image_channels(model.cfg.model.backbone)
+        return torch.randn(batch, channels, *shape, device=device)
     # Id 0 is padding.
     return torch.randint(1, model.cfg.model.backbone.num_embeddings, (batch, *shape), device=device)
 
@@ -265,7 +266,9 @@ def measured(model: Model, args: Namespace) -> Iterator[Dict[str, Any]]:
         if args.attention_term:
             if args.checkpoint:
                 load_or_exit(network.model, args.checkpoint)
-            found['attention_terms'] = term_sizes(network.model.backbone, photographs(shape))
+            channels = image_channels(model.cfg.model.backbone)
+            images = [with_channels(photo, channels) for photo in photographs(shape)]
+            found['attention_terms'] = term_sizes(network.model.backbone, images)
         if args.time:
             inputs = inputs_of(model, shape, batch, device)
             found.update(speed(network, inputs, device, args.rounds))

@@ -64,7 +64,7 @@ from mmlaplace.commands.command_line import (
     write_json,
 )
 from mmlaplace.cpu import optimize
-from mmlaplace.lab.side_by_side.backbone_candidates import SOURCES, catalogue, find
+from mmlaplace.lab.side_by_side.backbone_candidates import SOURCES, catalogue, channels_of, find
 from mmlaplace.lab.side_by_side.backbone_report import (
     exponents,
     measured,
@@ -136,13 +136,17 @@ def measure(models: Dict[str, nn.Module], args: argparse.Namespace, device: torc
     for side, batch in args.image_size:
         if compiles:
             torch.compiler.reset()  # the code for the last size, or all would count for the limit
-        images = torch.randn(batch, 3, side, side, device=device)
-        jobs = {}
+        images = {
+            channels: torch.randn(batch, channels, side, side, device=device)
+            for channels in set(args.channels.values())
+        }
+        jobs, pixels = {}, batch * side * side
         for name, model in models.items():
             for mode in args.modes:
                 too_slow = slow.get((name, mode))
-                if too_slow is None or images.numel() < too_slow[0]:
-                    jobs[name, mode] = Attempt(step_of(model, images, args.train, mode))
+                if too_slow is None or pixels < too_slow[0]:
+                    taken = images[args.channels[name]]
+                    jobs[name, mode] = Attempt(step_of(model, taken, args.train, mode))
                 else:
                     row = dict(candidate=name, mode=mode, side=side, batch=batch)
                     rows.append(dict(row, failure=f'sat out: needed {too_slow[1]:.0f} s before'))
@@ -154,7 +158,7 @@ def measure(models: Dict[str, nn.Module], args: argparse.Namespace, device: torc
             row = row_of(job, seconds.get((name, mode), []), batch, device)
             rows.append(dict(candidate=name, mode=mode, side=side, batch=batch, **row))
             if not job.failure and row['median ms'] > 1e3 * LIMIT:
-                slow[name, mode] = images.numel(), row['median ms'] / 1e3
+                slow[name, mode] = pixels, row['median ms'] / 1e3
     return rows
 
 
@@ -247,10 +251,11 @@ def parse_args() -> argparse.Namespace:
     optimized = [mode for mode in args.modes if MODES[mode][0] == 'optimized']
     if optimized and (args.train or args.device != 'cpu'):
         parser.error(f'--modes {optimized[0]} is for inference on a CPU')
-    args.builders, args.failures = {}, {}
+    args.builders, args.channels, args.failures = {}, {}, {}
     for name in args.candidates:
         try:
             args.builders[name] = find(name)
+            args.channels[name] = channels_of(name)
         except ValueError as error:
             parser.error(str(error))
         except (ImportError, AssertionError) as error:  # mmdet asserts mmcv's version

@@ -56,6 +56,7 @@ from mmlaplace.commands.command_line import (
 from mmlaplace.commands.terminal import command
 from mmlaplace.deployment import exporting, image_pipeline, verification
 from mmlaplace.deployment.deployable import Deployable, NotDeployableError, deployable
+from mmlaplace.deployment.inferencers import class_names, number_of_classes
 from mmlaplace.deployment.onnx_ops import LIBRARY
 from mmlaplace.deployment.toolbox_pipeline import (
     check_channels,
@@ -159,8 +160,14 @@ def planned_size(cfg: Config, form: Deployable, args: argparse.Namespace) -> Tup
     return cfg, size
 
 
-def export(form: Deployable, cfg: Config, args: argparse.Namespace, size: Size) -> dict:
-    """Write the file; returns what it says of itself."""
+def export(
+    form: Deployable,
+    cfg: Config,
+    args: argparse.Namespace,
+    size: Size,
+    classes: Iterable[str] = (),
+) -> dict:
+    """Write the file, with the names of its classes; returns what it says of itself."""
     pipeline = described_pipeline(cfg)
     if args.fp16:
         form = copy.deepcopy(form)
@@ -176,6 +183,7 @@ def export(form: Deployable, cfg: Config, args: argparse.Namespace, size: Size) 
         format=args.format,
         precision='fp16' if args.fp16 else 'fp32',
         backend=args.backend,
+        classes=list(classes),
     )
     tell(f'converting the graph to {args.format} and writing {args.out}')
     with whole_file(args.out) as temporary:
@@ -312,8 +320,9 @@ def export_and_verify(parser: ToolParser, args: argparse.Namespace) -> dict:
         form = deployable(model).eval().requires_grad_(False)
         cfg, size = planned_size(cfg, form, args)
         start = time.perf_counter()
-        about = export(form, cfg, args, size)
-    shape = (480, 640, 3) if about['color'] == 'color' else (480, 640)
+        classes = class_names(cfg, args.checkpoint, number_of_classes(model))
+        about = export(form, cfg, args, size, classes)
+    shape = (480, 640) if form.channels == 1 else (480, 640, form.channels)
     image = np.zeros(shape, np.uint8)
     try:
         image_pipeline.prepare(image, about)

@@ -62,8 +62,8 @@ def main() -> None:
         parser.error(str(error) if str(args.model) in str(error) else f'{args.image}: {error}')
     if pixels.shape[2] != 3 or (pixels != np.rint(pixels)).any():
         parser.error(
-            f'the pixels for {args.model} are grey, or padded by {about["pad"]["value"]}, which a '
-            'PPM file cannot hold; let your program pad them'
+            f'the pixels for {args.model} are not RGB, or padded by {about["pad"]["value"]}, which '
+            'a PPM file cannot hold; let your program pad them'
         )
     height, width = pixels.shape[:2]
     content = b'P6\n%d %d\n255\n' % (width, height) + pixels.astype(np.uint8).tobytes()

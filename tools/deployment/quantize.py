@@ -41,7 +41,7 @@ def images_of(cfg: Config, about: dict, split: str, count: int) -> Iterator[Tupl
     count = min(count, len(dataset)) if count else len(dataset)
     for index in (len(dataset) * place // count for place in range(count)):
         data = dataset[index]
-        pixels = data['inputs'].flip(0).permute(1, 2, 0).float().numpy()  # loaded as BGR
+        pixels = image_pipeline.turned(data['inputs'].permute(1, 2, 0).float().numpy())
         pixels = image_pipeline.padded(pixels, about, pixels.shape[:2])
         image = torch.from_numpy(pixels).permute(2, 0, 1)[None].contiguous()
         yield image, int(data['data_samples'].gt_label)

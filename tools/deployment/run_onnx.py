@@ -15,8 +15,11 @@ Examples:
 
 import argparse
 import json
+import os
 import re
 import sys
+from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Callable, Dict, List
 
@@ -113,16 +116,17 @@ def run_of(session, args: argparse.Namespace) -> Callable:
 
 
 def tell(found: Dict[str, np.ndarray], about: dict, top: int) -> None:
-    """Print the predictions for an image."""
+    """Print the predictions for an image, by the names of the classes."""
+    name = partial(image_pipeline.name_of, about=about)
     if about['task'] == 'classification':
         for label in found['scores'].argsort()[::-1][:top]:
-            print(f'  class {label}: {found["scores"][label]:.1%}')
+            print(f'  {name(label)}: {found["scores"][label]:.1%}')
     elif about['task'] == 'segmentation':
         for label, count in zip(*np.unique(found['labels'], return_counts=True)):
-            print(f'  class {label}: {count / found["labels"].size:.1%} of the pixels')
+            print(f'  {name(label)}: {count / found["labels"].size:.1%} of the pixels')
     else:
         for label, score, box in zip(found['labels'][:top], found['scores'], found['boxes']):
-            print(f'  class {label}: {score:.1%} at ' + ' '.join(f'{side:.1f}' for side in box))
+            print(f'  {name(label)}: {score:.1%} at ' + ' '.join(f'{side:.1f}' for side in box))
 
 
 def pictures_of(found: Dict[str, np.ndarray], about: dict, top: int) -> Dict[str, np.ndarray]:
@@ -147,30 +151,54 @@ def note(place: Path, force: bool, taken: set) -> None:
     taken.add(place.resolve())
 
 
-def write(path: Path, pictures: dict, found: dict, args: argparse.Namespace, taken: set) -> None:
+def places_of(paths: List[Path]) -> List[Path]:
+    """For each image the place of its results in ``--out``, without an ending.
+
+    That is its name. If images share a name, as in a folder for each class, all keep their folders
+    below the one that they share, and those of one folder also their endings.
+    """
+    names = Counter(path.stem for path in paths)
+    if max(names.values()) == 1:
+        return [Path(path.stem) for path in paths]
+    whole = [path.resolve() for path in paths]
+    shared = Path(os.path.commonpath([path.parent for path in whole]))
+    relative = [path.relative_to(shared) for path in whole]
+    plain = Counter(path.with_suffix('') for path in relative)
+    return [path if plain[path.with_suffix('')] > 1 else path.with_suffix('') for path in relative]
+
+
+def write(place: Path, pictures: dict, found: dict, args: argparse.Namespace, taken: set) -> None:
     """Write the predictions for an image, and remove masks of an earlier run.
+
+    Args:
+        place: Of :func:`places_of`.
+        pictures: Those of :func:`pictures_of`.
+        found: The predictions.
+        args: The arguments.
+        taken: Files that must stay.
 
     Raises:
         ValueError: As :func:`note`, for a mask.
     """
     import cv2
 
-    pictures = {f'{path.stem}{name}.png': picture for name, picture in pictures.items()}
+    folder = args.out / place.parent
+    pictures = {f'{place.name}{name}.png': picture for name, picture in pictures.items()}
     numbers = {name: value.tolist() for name, value in found.items() if value.ndim < 3}
     if 'labels' in numbers and found['labels'].ndim == 2:
         del numbers['labels']  # of pixels, which are in the picture
     if 'masks' in found:
         numbers['masks'] = list(pictures)
         for name in pictures:
-            note(args.out / name, args.force, taken)
-    args.out.mkdir(parents=True, exist_ok=True)
+            note(folder / name, args.force, taken)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():
         content = cv2.imencode('.png', picture)[1].tobytes()
-        image_pipeline.write_whole(args.out / name, content)
+        image_pipeline.write_whole(folder / name, content)
     if numbers:
-        place = args.out / f'{path.stem}.json'
-        earlier = masks_of(place)
-        image_pipeline.write_whole(place, json.dumps(numbers).encode())
+        file = folder / f'{place.name}.json'
+        earlier = masks_of(file)
+        image_pipeline.write_whole(file, json.dumps(numbers).encode())
         for mask in earlier:
             if mask.resolve() not in taken:
                 mask.unlink(missing_ok=True)
@@ -212,15 +240,15 @@ def main() -> None:
     session = open_session(parser, args)
     about = facts_of(parser, args.model, session)
     about = image_pipeline.of_size(about, args.image_size)
-    taken = {path.resolve() for path in args.images}
+    taken, places = {path.resolve() for path in args.images}, places_of(args.images)
     if args.out:
         suffix = '.png' if about['task'] == 'segmentation' else '.json'
         try:
-            for path in args.images:  # the file that each has in any case
-                note(args.out / f'{path.stem}{suffix}', args.force, taken)
+            for place in places:  # the file that each image has in any case
+                note(args.out / f'{place}{suffix}', args.force, taken)
         except ValueError as error:
             parser.error(str(error))
-    for path in args.images:
+    for path, place in zip(args.images, places):
         try:
             image = image_pipeline.read_image(path, about['color'])
         except OSError as error:
@@ -230,7 +258,7 @@ def main() -> None:
             print(f'{path}: {ready.size[0]} x {ready.size[1]}')
             tell(found, about, args.top)
             if args.out:
-                write(path, pictures_of(found, about, args.top), found, args, taken)
+                write(place, pictures_of(found, about, args.top), found, args, taken)
         except OSError as error:
             parser.error(f'--out {args.out} cannot be written ({error}); name another folder')
         except ValueError as error:

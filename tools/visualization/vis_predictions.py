@@ -40,7 +40,8 @@ SIDE = 640  # pixels that the longer side of a drawn image has at least
 
 def enlarged(data: dict, gamma: float) -> np.ndarray:
     """The RGB image to draw on, in the size of its predictions."""
-    pixels = data['inputs'].expand(3, -1, -1)  # also of a grey image
+    pixels = data['inputs'][:3]  # of an image of many bands
+    pixels = pixels[[channel % len(pixels) for channel in range(3)]]  # also of a grey image
     pixels = pixels.permute(1, 2, 0).numpy()[..., ::-1]  # as loaded, BGR
     pixels = np.round(255 * (pixels / 255) ** gamma).astype(np.uint8)
     times = math.ceil(SIDE / max(pixels.shape[:2]))

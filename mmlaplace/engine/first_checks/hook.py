@@ -4,6 +4,7 @@ import time
 from typing import Any, Dict, Mapping, Tuple
 
 from mmengine.hooks import Hook
+from mmengine.optim import LinearParamScheduler
 from mmengine.registry import HOOKS, DefaultScope
 from mmengine.runner import BaseLoop, IterBasedTrainLoop, Runner
 
@@ -79,7 +80,10 @@ class FirstChecksHook(Hook):
             check_classes(checkpoint, _classes_of(_datasets_of(runner)), place)
 
     def before_train(self, runner: Runner) -> None:
-        """Say that a run has nothing left to train, which mmengine ends in silence."""
+        """Say that a run has nothing left to train, or ends within its warm-up.
+
+        mmengine says neither.
+        """
         unit, done, wanted = _progress(runner.train_loop)
         text = ''
         if done >= wanted:
@@ -89,6 +93,15 @@ class FirstChecksHook(Hook):
             )
             runner.logger.warning(text)
         runner.message_hub.update_info(NOTHING_LEFT, text, resumed=False)
+        if text or not is_on(runner.cfg):
+            return
+        steps, warm_up = runner.train_loop.max_iters, _warm_up_of(runner)
+        if warm_up >= steps:
+            runner.logger.warning(
+                f'the warm-up takes {warm_up} steps and the training {steps}, so the learning rate '
+                'never reaches its value; set end of the warm-up in param_scheduler to a tenth of '
+                f'the steps, or raise train_cfg.max_{unit}s'
+            )
 
 
 def _unwrapped(runner: Runner) -> Any:
@@ -104,6 +117,21 @@ def _datasets_of(runner: Runner) -> Mapping[str, Any]:
         for split, loop in loops.items()
         if isinstance(loop, BaseLoop) and hasattr(getattr(loop, 'dataloader', None), 'dataset')
     }
+
+
+def _warm_up_of(runner: Runner) -> int:
+    """The steps of the longest warm-up by steps, or 0."""
+    given = runner.param_schedulers
+    lists = given.values() if isinstance(given, dict) else [given or ()]
+    ends = [
+        scheduler.end
+        for schedulers in lists
+        for scheduler in schedulers
+        if isinstance(scheduler, LinearParamScheduler)
+        and not scheduler.by_epoch
+        and scheduler.start_factor < scheduler.end_factor
+    ]
+    return max(ends, default=0)
 
 
 def _classes_of(datasets: Mapping[str, Any]) -> Tuple[str, ...]:

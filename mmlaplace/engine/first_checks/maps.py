@@ -6,6 +6,7 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 
+from ...toolboxes import image_channels
 from .errors import FirstCheckError, pass_over
 
 SIDE = 448  # of an image that patches of 14 and of 32 pixels divide
@@ -72,9 +73,8 @@ def _sides_of(model: Mapping[str, Any]) -> Tuple[List[int], List[int]]:
     """The sides of the maps of the backbone and of the neck, for an image of ``SIDE`` pixels."""
     backbone = {key: value for key, value in model['backbone'].items() if key != 'init_cfg'}
     with torch.device('meta'), torch.no_grad():
-        maps = MODELS.build(backbone).eval()(
-            torch.empty(1, backbone.get('in_channels', 3), SIDE, SIDE)
-        )
+        image = torch.empty(1, image_channels(backbone), SIDE, SIDE)
+        maps = MODELS.build(backbone).eval()(image)
         of_backbone = [each.shape[-1] for each in maps]
         if model.get('neck'):
             necks = model['neck'] if isinstance(model['neck'], (list, tuple)) else [model['neck']]

@@ -28,7 +28,7 @@ from mmengine.registry import MODELS, DefaultScope
 
 from mmlaplace.model_zoo import create_backbone, options_of, read_backbones
 from mmlaplace.models.known_options import did_you_mean
-from mmlaplace.toolboxes import PACKAGES, require_toolbox
+from mmlaplace.toolboxes import PACKAGES, image_channels, require_toolbox
 
 from .attention_file import registered_attentions
 
@@ -188,18 +188,28 @@ def of_class(cls: type, train: bool, **options: Any) -> nn.Module:
     return model
 
 
-def of_timm(name: str, train: bool) -> nn.Module:
+def of_timm(name: str, train: bool, **options: Any) -> nn.Module:
     """Build a model of timm without its classifier. For inference, its branches are merged."""
     timm = importlib.import_module('timm')
-    model = timm.create_model(name, pretrained=False, num_classes=0)
+    model = timm.create_model(name, pretrained=False, num_classes=0, **options)
     if train:
         return model
     return importlib.import_module('timm.utils').reparameterize_model(model.eval())
 
 
+def config_of(path: str) -> Config:
+    """The config of a path, or of a toolbox's name of it."""
+    return hub.get_config(path) if '::' in path else Config.fromfile(path)
+
+
+def channels_of(name: str) -> int:
+    """The channels of the images that a backbone takes: three, if it is not one of a config."""
+    return image_channels(config_of(name).model.backbone) if name.endswith('.py') else 3
+
+
 def of_config(path: str, train: bool) -> nn.Module:
     """Build the backbone of a config, in the scope of its toolbox."""
-    cfg = hub.get_config(path) if '::' in path else Config.fromfile(path)
+    cfg = config_of(path)
     scope = cfg.get('default_scope')
     if scope in PACKAGES:
         require_toolbox(scope)

@@ -151,8 +151,10 @@ def plot(result: dict, path: Path) -> None:
         axis.xaxis.minorticks_off()
         axis.yaxis.set_major_formatter('{x:g}')
         axis.grid(alpha=0.3, which='both')
-    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=3)
-    batches = [f'{batch} images of {side}²' for side, batch in result['sizes'] if batch > 1]
+    title = 'parameters of the backbone, without the head of a classifier'
+    handles = axes[0].get_legend_handles_labels()
+    figure.legend(*handles, loc='outside lower center', ncols=3, title=title)
+    batches = [f'{side}² in batches of {batch}' for side, batch in result['sizes'] if batch > 1]
     step = 'Forward and backward' if result['train'] else 'Forward pass'
     figure.suptitle('; '.join([f'{step}, {where(result["machine"])}', *batches]), fontsize='medium')
     save(figure, path, dpi=130)

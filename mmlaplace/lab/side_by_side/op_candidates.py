@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mmlaplace.analysis.measuring import bytes_of
-from mmlaplace.models.attentions.laplacian import KERNELS as ATTENTION_KERNELS
+from mmlaplace.models.layers.kernels import KERNELS as ATTENTION_KERNELS
 from mmlaplace.ops import _native, cholesky_inverse, linear_attention, newton_schulz_inverse
 from mmlaplace.ops.linear_attention import elu_plus_one
 

@@ -45,17 +45,15 @@ class Agents(Landmarks):
         return self.shape
 
     def resize_biases(self, biases: Tensor) -> Tensor:
-        """Stored biases ``(heads, num_landmarks, h, w)`` for these cells, ``(heads, a, h, w)``."""
+        """Stored biases ``(heads, num_landmarks, N)`` for these cells, ``(heads, a, N)``."""
         return biases if self.shape is None else resize_agents(biases, self.shape)
 
 
 def resize_agents(biases: Tensor, shape: Tuple[int, int]) -> Tensor:
-    """Biases ``(heads, s * s, h, w)`` of a square of agents, resized bilinearly to another grid."""
+    """Biases ``(heads, s * s, N)`` of a square of agents, resized bilinearly to another grid."""
     side = math.isqrt(biases.shape[1])
-    size = biases.shape[2:]
-    grids = biases.flatten(2).transpose(1, 2).unflatten(2, (side, side))  # (heads, h * w, s, s)
-    resized = resize_map(grids, shape)
-    return resized.flatten(2).transpose(1, 2).unflatten(2, size)
+    grids = biases.transpose(1, 2).unflatten(2, (side, side))  # (heads, N, s, s)
+    return resize_map(grids, shape).flatten(2).transpose(1, 2)
 
 
 @MODELS.register_module()
@@ -141,19 +139,13 @@ class AgentAttention(QKVAttention):
     def bias(self, name: str, hw_shape: Tuple[int, int]) -> Tensor:
         """The bias of each agent at each token, ``(heads, a, N)``; prefix tokens come first."""
         height, width = hw_shape
-        whole = self._resized_bias(f'{name}_map', hw_shape)
-        rows = self._resized_bias(f'{name}_rows', (height, 1))
-        columns = self._resized_bias(f'{name}_columns', (1, width))
+        whole = resize_map(getattr(self, f'{name}_map'), hw_shape)
+        rows = resize_map(getattr(self, f'{name}_rows'), (height, 1))
+        columns = resize_map(getattr(self, f'{name}_columns'), (1, width))
         bias = (whole + rows + columns).flatten(2)
-        if not self.num_prefix_tokens:
-            return bias
-        prefix = getattr(self, f'{name}_prefix').unsqueeze(3)
-        prefix = self.landmarks.resize_biases(prefix).squeeze(3)
-        return torch.cat([prefix, bias], 2)
-
-    def _resized_bias(self, name: str, size: Tuple[int, int]) -> Tensor:
-        """A parameter, resized to the agents and to a size of the map, ``(heads, a, h, w)``."""
-        return resize_map(self.landmarks.resize_biases(getattr(self, name)), size)
+        if self.num_prefix_tokens:
+            bias = torch.cat([getattr(self, f'{name}_prefix'), bias], dim=2)
+        return self.landmarks.resize_biases(bias)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         # Agents (B, heads, a, d), biases (1, heads, a, n or N).
@@ -180,4 +172,5 @@ class AgentAttention(QKVAttention):
             return value
         own = getattr(self, name)
         side = math.isqrt(own.shape[1])
-        return resize_map(resize_agents(value, (side, side)), own.shape[2:])
+        agents = resize_agents(value.flatten(2), (side, side)).unflatten(2, value.shape[2:])
+        return resize_map(agents, own.shape[2:])

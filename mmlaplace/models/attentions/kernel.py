@@ -5,17 +5,12 @@ import torch.nn as nn
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from mmlaplace.ops import gaussian_kernel, laplacian_kernel
 from mmlaplace.ops.precision import no_autocast, upcast
 
+from ..layers.kernels import choose_kernel
 from ..layers.pairs import check_pairs_fit
 from .base import QKVAttention
 
-# The bandwidths of SOFT and Skyformer, and of LaplacianFormer.
-KERNELS = {
-    'gaussian': (gaussian_kernel, lambda head_dims: head_dims**0.25),
-    'laplacian': (laplacian_kernel, lambda head_dims: 4.0),
-}
 # Matrices of all pairs at a time, without and with gradients.
 MATRICES = dict(none=(1, 2), rows=(2, 6), symmetric=(3, 5), whitened=(4, 6))
 NORMALIZATIONS = tuple(MATRICES)
@@ -89,20 +84,13 @@ class KernelAttention(QKVAttention):
         **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
-        for name, value, known in (
-            ('kernel', kernel, tuple(KERNELS)),
-            ('normalization', normalization, NORMALIZATIONS),
-        ):
-            if value not in known:
-                raise ValueError(f'{name} must be one of {known}, got {value!r}')
-        self.kernel_fn, default_bandwidth = KERNELS[kernel]
-        bandwidth = default_bandwidth(self.head_dims) if bandwidth is None else bandwidth
-        if not 0 < bandwidth < float('inf') or whitening_eps <= 0:
+        self.kernel_fn, self.bandwidth = choose_kernel(kernel, bandwidth, self.head_dims)
+        if normalization not in NORMALIZATIONS:
             raise ValueError(
-                f'bandwidth ({bandwidth}) must be positive and finite, whitening_eps '
-                f'({whitening_eps}) positive'
+                f'normalization must be one of {NORMALIZATIONS}, got {normalization!r}'
             )
-        self.bandwidth = bandwidth
+        if whitening_eps <= 0:
+            raise ValueError(f'whitening_eps must be positive, got {whitening_eps}')
         self.normalization = normalization
         self.mixes_queries = normalization == 'whitened'
         self.whitening_eps = whitening_eps

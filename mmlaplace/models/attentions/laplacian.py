@@ -8,8 +8,6 @@ from torch import Tensor
 
 from mmlaplace.ops import (
     cholesky_inverse,
-    gaussian_kernel,
-    laplacian_kernel,
     newton_schulz_inverse,
     normalized_nystrom_attention,
     nystrom_attention,
@@ -19,15 +17,11 @@ from mmlaplace.ops.precision import no_autocast, outside_autocast, upcast
 
 from ..layers import Landmarks
 from ..layers.checks import check_counts
+from ..layers.kernels import KERNELS
 from ..layers.solvers import conjugate_gradient_inverse
 from .base import QKVAttention
 from .frame import Frame
 
-# The Laplacian's is the paper's best of 0.5, 1, 2, 4 and 8. The Gaussian's is SOFT's d^(1/4).
-KERNELS = {
-    'laplacian': (laplacian_kernel, lambda head_dims: 4.0),
-    'gaussian': (gaussian_kernel, lambda head_dims: head_dims**0.25),
-}
 SOLVERS = ('auto', 'newton_schulz', 'cholesky', 'conjugate_gradient')
 NORMALIZATIONS = ('whitened', 'rows', 'none')
 WHITENINGS = ('normalized', 'literal', 'none')

@@ -115,7 +115,7 @@ class ScaledCosineAttention(QKVAttention):
             rows, columns = computed_once(offsets_of_pairs, *hw_shape, like=query)
             bias = table[:, :, rows, columns]  # (1, heads, N, N)
             if mask is not None:
-                bias = bias + APART * (~mask).to(bias.dtype)
+                bias = torch.where(mask, bias, bias + APART)
             query = unit_vectors(query) * scale
             mixed = softmax_attention(query, unit_vectors(key), value, attn_mask=bias, scale=1.0)
             return mixed.to(v.dtype)

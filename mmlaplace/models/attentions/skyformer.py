@@ -5,12 +5,12 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from mmlaplace.ops import gaussian_kernel
 from mmlaplace.ops._inverse import add_ridge
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import Landmarks
 from ..layers.checks import check_counts
+from ..layers.kernels import choose_kernel
 from ..layers.landmarks import spread_numbers
 from ..layers.pseudo_inverse import check_iteration, pseudo_inverse
 from ..layers.tables import computed_once
@@ -37,6 +37,9 @@ class SkyformerAttention(QKVAttention):
     that of queries and keys, and it vanishes where these are large. It also grows with the number
     of tokens. Everything is fp32 under any autocast. :class:`KernelAttention` is the exact form.
 
+    With ``kernel='laplacian'``, as in an ablation of LaplacianFormer (arXiv 2604.20368), it is
+    :math:`k(x, y) = \exp(-\lVert x - y \rVert_1 / \lambda)`, and all else stays.
+
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
         num_landmarks: Number of landmarks of the queries, and as many of the keys. ``'pool'`` needs
@@ -44,8 +47,10 @@ class SkyformerAttention(QKVAttention):
         landmark_method: ``'pool'`` (default) averages cells of the map. ``'random'`` draws tokens
             with replacement, as the authors do. In training, every forward pass draws new tokens
             for each image. In eval mode the tokens are always the same.
-        bandwidth: :math:`\sigma`. The authors use :math:`32^{1/4}` for any d. Default:
-            :math:`d^{1/4}`.
+        kernel: ``'gaussian'`` (default) or ``'laplacian'``.
+        bandwidth: :math:`\sigma` of the Gaussian or :math:`\lambda` of the Laplacian kernel.
+            Skyformer's authors use :math:`\sigma = 32^{1/4}` for any d. Default: :math:`d^{1/4}` of
+            the Gaussian, and 4 of the Laplacian, LaplacianFormer's best.
         ridge: :math:`\epsilon`. Default: 0.1.
         num_iters: Steps of the iteration for the inverse. Default: 6.
         newton_start_per: How matrices share the initial scale of the iteration. ``'matrix'``
@@ -59,8 +64,8 @@ class SkyformerAttention(QKVAttention):
         **frame: Fields of :class:`Frame` that differ from ``Frame()``.
 
     Raises:
-        ValueError: For an unknown ``landmark_method`` or ``newton_start_per``, numbers out of
-            range, or ``accumulation`` of pooled landmarks.
+        ValueError: For an unknown kernel, ``landmark_method`` or ``newton_start_per``, numbers out
+            of range, or ``accumulation`` of pooled landmarks.
 
     Cost: NCm + hm³ to mix; 4C² weights.
 
@@ -80,6 +85,7 @@ class SkyformerAttention(QKVAttention):
         dict(rope=True, num_landmarks=4),
         dict(num_landmarks=4, sr_ratio=2),
         dict(landmark_method='random', num_landmarks=4, accumulation=2, lepe_kernel=3),
+        dict(kernel='laplacian', num_landmarks=9),
     )
 
     def __init__(
@@ -89,6 +95,7 @@ class SkyformerAttention(QKVAttention):
         input_resolution: Tuple[int, int],
         num_landmarks: int = 49,
         landmark_method: str = 'pool',
+        kernel: str = 'gaussian',
         bandwidth: Optional[float] = None,
         ridge: float = 0.1,
         num_iters: int = 6,
@@ -100,12 +107,9 @@ class SkyformerAttention(QKVAttention):
         if landmark_method not in METHODS:
             raise ValueError(f'landmark_method must be one of {METHODS}, got {landmark_method!r}')
         check_iteration(num_iters, newton_start_per)
-        bandwidth = self.head_dims**0.25 if bandwidth is None else bandwidth
-        if not 0 < bandwidth < math.inf or not 0 <= ridge < math.inf:
-            raise ValueError(
-                f'bandwidth ({bandwidth}) must be positive and finite, ridge ({ridge}) finite and '
-                'not negative'
-            )
+        self.kernel_fn, self.bandwidth = choose_kernel(kernel, bandwidth, self.head_dims)
+        if not 0 <= ridge < math.inf:
+            raise ValueError(f'ridge must be finite and not negative, got {ridge}')
         check_counts(num_landmarks=num_landmarks, accumulation=accumulation)
         if accumulation > 1 and landmark_method == 'pool':
             raise ValueError(
@@ -115,7 +119,6 @@ class SkyformerAttention(QKVAttention):
         self.num_landmarks = num_landmarks
         self.accumulation = accumulation
         self.pool = Landmarks(num_landmarks) if landmark_method == 'pool' else None
-        self.bandwidth = bandwidth
         self.ridge = ridge
         self.num_iters = num_iters
         self.newton_start_per = newton_start_per
@@ -155,13 +158,13 @@ class SkyformerAttention(QKVAttention):
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
             landmarks = self.landmarks(query, key, hw_shape)
-            mat = self.summed(gaussian_kernel(landmarks, landmarks, self.bandwidth))
+            mat = self.summed(self.kernel_fn(landmarks, landmarks, self.bandwidth))
             mat = add_ridge(self.summed(mat, -2), self.ridge)
             root = mat.sum(-1, keepdim=True).rsqrt()  # (B, heads, 2 m, 1)
             normalized = root * mat * root.transpose(-2, -1)
             inverse = self.pseudo_invert(normalized)
-            query_kernel = self.summed(gaussian_kernel(query, landmarks, self.bandwidth))
-            key_kernel = self.summed(gaussian_kernel(key, landmarks, self.bandwidth))
+            query_kernel = self.summed(self.kernel_fn(query, landmarks, self.bandwidth))
+            key_kernel = self.summed(self.kernel_fn(key, landmarks, self.bandwidth))
             gathered = root * (key_kernel.transpose(-2, -1) @ value)  # (B, heads, 2 m, d)
             gathered = root * (inverse.transpose(-2, -1) @ gathered)
             return (query_kernel @ gathered).to(v.dtype)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from mmlaplace.ops import (
     cholesky_inverse,
-    gaussian_kernel,
     newton_schulz_inverse,
     nystrom_attention,
 )
@@ -19,6 +18,7 @@ from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import Landmarks
 from ..layers.checks import check_counts
+from ..layers.kernels import choose_kernel
 from ..layers.solvers import svd_inverse
 from .base import QKVAttention
 from .frame import Frame
@@ -55,6 +55,12 @@ class SOFTAttention(QKVAttention):
     and a key like others. It is part of no landmark. Its value is used in place of its convolution,
     as in the authors' code.
 
+    With ``kernel='laplacian'``, as in an ablation of LaplacianFormer (arXiv 2604.20368), it is
+    :math:`k(x, y) = \exp(-d^{1/4} \lVert x - y \rVert_1 / \lambda)`, and all else stays. The
+    bandwidth of either kernel is that of tokens before they are scaled, :math:`d^{1/4} x`. So
+    :math:`\lambda` compares with that of :class:`LaplacianAttention`. The bandwidth of the paper's
+    ablation is not at hand.
+
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
         normalized: Whether this is SOFT++. Default: True.
@@ -77,13 +83,17 @@ class SOFTAttention(QKVAttention):
             inverse by its decomposition, or ``'cholesky'``, the exact inverse. The last two also
             invert the small eigenvalues that the Newton steps leave out. So they give another model
             where W is close to singular.
+        kernel: ``'gaussian'`` (default), the papers', or ``'laplacian'``.
+        bandwidth: :math:`\sigma` of the Gaussian :math:`\exp(-d^{1/2} \lVert x - y \rVert_2^2 / (2
+            \sigma^2))` or :math:`\lambda` of the Laplacian kernel. Default: :math:`d^{1/4}` of the
+            Gaussian, which gives the formula above, and 4 of the Laplacian, LaplacianFormer's best.
         num_prefix_tokens: Tokens before those of the map, such as a class token. Default: 0.
         **frame: Fields of :class:`Frame` that differ from ``Frame(qkv='shared_qk', lepe_kernel=3,
             lepe_filters='head', lepe_bias=False)``. There are no rotary positions.
 
     Raises:
-        ValueError: For an unknown ``newton_start_per`` or ``solver``, numbers out of range, or
-            landmark options that exclude each other.
+        ValueError: For an unknown ``newton_start_per``, ``solver`` or kernel, numbers out of range,
+            or landmark options that exclude each other.
 
     Cost: NCm + hm³ to mix; 3C² + r²d² + d + 81h weights.
 
@@ -112,6 +122,7 @@ class SOFTAttention(QKVAttention):
         dict(landmark_method='first', pool_ratio=2),
         dict(qkv='qkv', pool_ratio=2, solver='cholesky'),
         dict(normalized=False, pool_ratio=2, solver='svd'),
+        dict(kernel='laplacian', pool_ratio=2),
     )
 
     def __init__(
@@ -127,6 +138,8 @@ class SOFTAttention(QKVAttention):
         num_iters: int = 20,
         ridge: Optional[float] = None,
         solver: str = 'newton_schulz',
+        kernel: str = 'gaussian',
+        bandwidth: Optional[float] = None,
         num_prefix_tokens: int = 0,
         **kwargs: Any,
     ) -> None:
@@ -145,6 +158,8 @@ class SOFTAttention(QKVAttention):
             num_landmarks = 49 if num_landmarks is None else num_landmarks
             check_counts(num_landmarks=num_landmarks)
             pool_ratio = max(int(min(self.input_resolution) / num_landmarks**0.5), 1)
+        self.kernel = kernel
+        self.kernel_fn, self.bandwidth = choose_kernel(kernel, bandwidth, self.head_dims)
         self.normalized = normalized
         self.newton_start_per = newton_start_per
         self.num_iters = num_iters
@@ -155,7 +170,7 @@ class SOFTAttention(QKVAttention):
         self.landmark_norm = Sequential(nn.LayerNorm(self.head_dims), nn.GELU())
 
     def invert(self, mat: Tensor) -> Tensor:
-        r""":math:`W^\dagger` of Gaussian matrices ``(B, heads, m, m)``, normalised for SOFT++."""
+        r""":math:`W^\dagger` of kernel matrices ``(B, heads, m, m)``, normalised for SOFT++."""
         if self.solver == 'svd':
             inverse = svd_inverse(mat, self.ridge)
         elif self.solver == 'cholesky':
@@ -186,10 +201,11 @@ class SOFTAttention(QKVAttention):
         landmarks = self.landmark_norm(landmarks.to(self.landmark_norm[0].weight.dtype))
         with no_autocast(v.device):
             (landmarks,) = upcast(landmarks)  # (B, heads, m, d)
-            inverse = self.invert(gaussian_kernel(landmarks, landmarks, 1.0))  # (B, heads, m, m)
-        # k(shrink q, L; 1) is k(q, L / shrink; 1 / shrink), which leaves q as it is.
+            mat = self.kernel_fn(landmarks, landmarks, self.bandwidth * shrink)
+            inverse = self.invert(mat)  # (B, heads, m, m)
+        # k(shrink q, L; shrink b) is k(q, L / shrink; b), which leaves q as it is.
         return nystrom_attention(
-            q, k, v, landmarks / shrink, inverse, 1 / shrink, kernel='gaussian'
+            q, k, v, landmarks / shrink, inverse, self.bandwidth, kernel=self.kernel
         )
 
     def local_branch(self, v: Tensor, x: Tensor, hw_shape: Tuple[int, int]) -> Optional[Tensor]:

@@ -109,7 +109,7 @@ class TTTAttention(QKVAttention):
         with no_autocast(v.device):
             query, key, value = (tokens_to_map(x, hw_shape) for x in upcast(q, k, v))
             error = value * (-SCALE / (hw_shape[0] * hw_shape[1]))
-            # (B, d, 9), of the places that each tap sees
+            # (B, d, 9), of the places that each tap sees. A stack of them takes far longer to sum.
             gradient = torch.stack([(seen * error).sum((2, 3)) for seen in taps(key, 3)], dim=-1)
             filters = self.step(upcast(self.w3)[0].flatten(1), gradient, dim=-1)
             out = convolve_each(query, filters.unflatten(-1, (3, 3)))

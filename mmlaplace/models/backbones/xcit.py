@@ -326,7 +326,12 @@ NAMES = NameTable(
 )
 
 
+SIZES = ('nano_12', 'tiny_12', 'tiny_24', 'small_12', 'small_24', 'medium_24', 'large_24')
+SIZES_OF_DINO = ('small_12', 'medium_24')  # whose weights are of facebookresearch/dino
+
+
 def _published(name: str, patch: int, kind: str) -> PublishedModel:
+    """A model of one of ``SIZES``, for patches of that side."""
     backbone: Dict[str, Any] = dict(
         type='XCiTBackbone', arch=name[0] + name[-2:], patch_size=patch, out_type='cls_token'
     )
@@ -339,14 +344,21 @@ def _published(name: str, patch: int, kind: str) -> PublishedModel:
     return PublishedModel((NAMES,), backbone, address, head=kind != 'dino')
 
 
-# By the authors' names. Those with dist are distilled. DINO's are of facebookresearch/dino.
-PUBLISHED = {
-    f'xcit_{name}_p{patch}_{kind}'.removesuffix('_224'): _published(name, patch, kind)
-    for patch in (16, 8)
-    for name in ('nano_12', 'tiny_12', 'tiny_24', 'small_12', 'small_24', 'medium_24', 'large_24')
-    for kind in ('224', '224_dist', '384_dist', 'dino')
-    if kind != 'dino' or name in ('small_12', 'medium_24')
-}
+def _all_published() -> Dict[str, PublishedModel]:
+    """The models by the authors' names, which leave out the size of images of 224 pixels."""
+    published = {}
+    for patch in (16, 8):
+        for name in SIZES:
+            kinds = ['224', '224_dist', '384_dist']  # those with dist are distilled
+            if name in SIZES_OF_DINO:
+                kinds.append('dino')
+            for kind in kinds:
+                full_name = f'xcit_{name}_p{patch}_{kind}'.removesuffix('_224')
+                published[full_name] = _published(name, patch, kind)
+    return published
+
+
+PUBLISHED = _all_published()
 # The four maps are rescaled by other layers for patches of 8 pixels than for 16.
 MAP_NAMES = {
     8: NAMES.of_maps({'fpn1.0.': 'pyramid.0.'}, identifying=NAMES.identifying[:1]),

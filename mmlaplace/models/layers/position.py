@@ -5,12 +5,21 @@ import torch.nn as nn
 from mmengine.model import BaseModule
 from torch import Tensor
 
+from mmlaplace.ops._checks import is_compiling, is_transforming
 from mmlaplace.ops.precision import HALVES
-from mmlaplace.ops.rotary import ROPE_FORMS, of_channels, rotary_table, turn_channels
+from mmlaplace.ops.rotary import (
+    ROPE_FORMS,
+    of_channels,
+    rotary_table,
+    turn_channels,
+    turn_complex,
+)
 
 from .build import build_token_norm
 from .feature_map import map_to_tokens, resize_map
 from .tables import computed_once
+
+WITH_COMPLEX_NUMBERS = ('cpu', 'cuda')  # not all other devices have products of them
 
 
 def table_of_map(
@@ -41,6 +50,20 @@ def factors_of_map(
     """The factors of each channel. ``pairing`` is the form that tells which channels are a pair."""
     table = table_of_map(height, width, pairs, theta, form, dtype, device)
     return of_channels(table, pairing)
+
+
+def turns_of_map(
+    height: int,
+    width: int,
+    pairs: int,
+    theta: float,
+    form: str,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """The rotation of each pair of each token as a complex number, ``(N, 2 * pairs)``."""
+    cos, sin = table_of_map(height, width, pairs, theta, form, dtype, device).transpose(1, 2)
+    return torch.complex(cos.contiguous(), sin.contiguous())
 
 
 class RotaryEmbedding2D(nn.Module):
@@ -94,9 +117,15 @@ class RotaryEmbedding2D(nn.Module):
         if self.pairs == 0:
             return x
         wide = x.float() if x.dtype in HALVES else x
-        sizes = (*hw_shape, self.pairs, self.theta, self.form, wide.dtype, self.pairing)
-        own, other = computed_once(factors_of_map, *sizes, like=x)
-        return turn_channels(wide, own, other, self.pairing).to(x.dtype)
+        sizes = (*hw_shape, self.pairs, self.theta, self.form, wide.dtype)
+        # Complex numbers are quicker. Not all exporters and transforms of torch.func know them.
+        in_graph = is_compiling() or torch.jit.is_tracing() or is_transforming()
+        if self.pairing == 'half' or in_graph or x.device.type not in WITH_COMPLEX_NUMBERS:
+            own, other = computed_once(factors_of_map, *sizes, self.pairing, like=x)
+            turned = turn_channels(wide, own, other, self.pairing)
+        else:
+            turned = turn_complex(wide, computed_once(turns_of_map, *sizes, like=x))
+        return turned.to(x.dtype)
 
 
 class RotaryOfAllHeads(RotaryEmbedding2D):

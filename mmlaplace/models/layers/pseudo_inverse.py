@@ -34,12 +34,13 @@ def pseudo_inverse(mat: Tensor, num_iters: int, start_per: str = 'matrix') -> Te
     # The ONNX exporter knows no amax of all axes.
     of_batch = start_per == 'batch'
     largest = columns.flatten().amax(0) if of_batch else columns.amax(-1)[..., None, None]
-    inverse, identity = without_tiny(mat.transpose(-2, -1) / largest), identity_like(mat)
+    inverse = without_tiny(mat.transpose(-2, -1) / largest)
+    seven, fifteen, thirteen = (number * identity_like(mat) for number in (7, 15, 13))
     for _ in range(num_iters):
         product = without_tiny(mat @ inverse)
-        square = without_tiny(product @ (7 * identity - product))
-        cube = without_tiny(product @ (15 * identity - square))
-        inverse = without_tiny(0.25 * inverse @ (13 * identity - cube))
+        square = without_tiny(product @ (seven - product))
+        cube = without_tiny(product @ (fifteen - square))
+        inverse = without_tiny(0.25 * inverse @ (thirteen - cube))
     return inverse
 
 

@@ -1,0 +1,18 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_fpn.py',
+    '../_base_/datasets/coco_instance.py',
+    '../_base_/schedules/1x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+from mmlaplace import channels
+
+model = dict(
+    backbone=dict(
+        type='PolaFormerPP',
+        arch='b4',
+        layer_scale=(1, 1, 1e-6, 1e-6),
+        drop_path_rate=0.4,
+    ),
+)
+model['neck'] = dict(in_channels=channels(model['backbone']))
+optim_wrapper = dict(optimizer=dict(weight_decay=0.05))
