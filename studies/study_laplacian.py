@@ -20,7 +20,7 @@ from typing import Dict, List, Sequence, Tuple
 
 import torch
 from hybrids.farthest import FarthestLaplacianAttention
-from hybrids.study import BATCH, SEEDS, SIDE, STEPS, Study
+from hybrids.study import BATCH, SEEDS, SIDE, STEPS, Study, linear_cfg  # noqa: F401  (for tests)
 from study_hybrids import TITLES
 
 from mmlaplace.commands.command_line import ToolParser
@@ -128,7 +128,7 @@ def cell(runs: Sequence[dict]) -> str:
 
 
 def table(question: str, num_heads: int, results: Sequence[dict]) -> str:
-    """The scores of the forms of a question on each task."""
+    """The scores of the forms of a question, on each task that any of them was run on."""
     found: Dict[tuple, List[dict]] = {}
     softmax: Dict[str, dict] = {}
     for result in results:
@@ -138,20 +138,18 @@ def table(question: str, num_heads: int, results: Sequence[dict]) -> str:
         elif 'score' in result:
             key = settings['task'], settings['attention'], settings['keep']
             found.setdefault(key, []).append(result)
-    whole = (
-        f'{softmax[task]["small"]:.1f}; {softmax[task]["large"]:.1f}' if task in softmax else ''
-        for task in TITLES
-    )
+    asked = [(title, named(name, num_heads), keep) for title, name, keep in QUESTIONS[question]]
+    tasks = [task for task in TITLES if any((task, *form) in found for _, *form in asked)]
+    whole = [f'{softmax[task]["small"]:.1f}; {softmax[task]["large"]:.1f}' for task in tasks]
     rows = [['softmax', *whole]]
-    for title, attention, keep in QUESTIONS[question]:
-        name = named(attention, num_heads)
-        rows.append([title, *(cell(found.get((task, name, keep), ())) for task in TITLES)])
+    for title, *form in asked:
+        rows.append([title, *(cell(found.get((task, *form), ())) for task in tasks)])
     how = (
         f'With {64 // num_heads} channels a head: copied alone → after {sum(STEPS.values())} steps '
         f'of {BATCH} images at {SIDE}²; then at {2 * SIDE}², with 95 % intervals of '
         f'{len(SEEDS)} seeds of the imitation.'
     )
-    return f'{fill(how, 120)}\n\n{markdown_table(["", *TITLES.values()], rows)}'
+    return f'{fill(how, 120)}\n\n{markdown_table(["", *(TITLES[task] for task in tasks)], rows)}'
 
 
 def table_of(name: str, results: Dict[int, Sequence[dict]]) -> str:
