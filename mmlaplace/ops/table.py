@@ -128,6 +128,11 @@ def normalized_nystrom_macs(q: Shape, k: Shape, v: Shape, landmarks: Shape, *_: 
     return product(q[:2]) * macs
 
 
+def kernel_attention_macs(q: Shape, k: Shape, *_: Any) -> int:
+    # The kernel, and the sums of values and of weights.
+    return product(q[:3]) * k[-2] * (2 * q[-1] + 1)
+
+
 def linear_macs(
     q: Shape,
     k: Shape,
@@ -173,6 +178,13 @@ OPS = {
             *(q, k, v, landmarks, inverse, None),
             *('laplacian', bandwidth, floor, 'half'),
         ),
+        reads_halves=True,
+    ),
+    'kernel_attention': Op(
+        random_features,
+        dict(bandwidth=4.0),
+        kernel_attention_macs,
+        compiled=lambda q, k, v, bandwidth: (q, k, v, None, 'laplacian', bandwidth, 'half'),
         reads_halves=True,
     ),
     'pooled_landmarks': Op(
