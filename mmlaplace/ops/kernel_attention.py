@@ -43,18 +43,18 @@ def kernel_attention_reference(
 
 
 class Attention(_native.Function):
-    """The compiled op, which keeps its inputs, its result and a number of each row."""
+    """The compiled op, which keeps its inputs, its result in fp32 and a number of each row."""
 
     @staticmethod
-    def forward(*inputs: Any) -> Tuple[Tensor, Tensor]:
+    def forward(*inputs: Any) -> Tuple[Tensor, Tensor, Tensor]:
         with _native.below_autograd():
             return _native.compiled(OP)(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        ctx.mark_non_differentiable(output[1])
+        ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:4], *output)
+        ctx.save_for_backward(*inputs[:4], *output[1:])
         ctx.constants = inputs[4:]
 
     @staticmethod
@@ -122,7 +122,7 @@ def kernel_attention(
     far from all keys does not divide zero by zero. Without keys the result is zero.
 
     The compiled op computes this in tiles, forward and backward, and no N x n values are stored.
-    For the backward it keeps its inputs, its result and a number of each query. It reads fp16 and
+    For the backward it keeps its inputs, its result in fp32 and a number of each query. It reads fp16 and
     bf16 directly, and accumulates in fp32, under any autocast. The reference stores N x n values,
     and so do derivatives beyond the first. Derivatives are those of :func:`nystrom_attention`: any
     order, and none in forward mode. That of a distance of one channel is zero where the channel is
@@ -240,10 +240,11 @@ def _fake(
     kernel: str,
     bandwidth: float,
     rotary_form: str,
-) -> Tuple[Tensor, Tensor]:
+) -> Tuple[Tensor, Tensor, Tensor]:
     _can_run(q, k, v, rotary, kernel, bandwidth, rotary_form)
+    out = tokens_by_head(q, q.shape[2])
     log_sums = q.new_empty(q.shape[:3], dtype=wide_dtype(q))
-    return tokens_by_head(q, q.shape[2]), log_sums
+    return out, torch.empty_like(out, dtype=wide_dtype(q)), log_sums
 
 
 def _fake_gradient(
@@ -252,14 +253,13 @@ def _fake_gradient(
     k: Tensor,
     v: Tensor,
     rotary: Optional[Tensor],
-    out: Tensor,
+    means: Tensor,
     log_sums: Tensor,
     *constants: Any,
 ) -> Tuple[Tensor, ...]:
-    like, sums_like = _fake(q, k, v, rotary, *constants)
-    _checks.check_like(OP, 'the gradient', grad, like)
-    _checks.check_like(OP, 'out', out, like)
-    _checks.check_like(OP, 'log_sums', log_sums, sums_like)
+    kept = {'the gradient': grad, 'means': means, 'log_sums': log_sums}
+    for (name, tensor), like in zip(kept.items(), _fake(q, k, v, rotary, *constants)):
+        _checks.check_like(OP, name, tensor, like)
     return tuple(tokens_by_head(q, tokens.shape[2]) for tokens in (q, k, v))
 
 

@@ -22,7 +22,7 @@ namespace exact {
 constexpr const char* kOp = "kernel_attention";
 
 using nystrom::by_head;
-using Results = std::tuple<Tensor, Tensor>;
+using Results = std::tuple<Tensor, Tensor, Tensor>;
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 
 struct Sizes {
@@ -51,14 +51,17 @@ inline Sizes check(const Tensor& q, const Tensor& k, const Tensor& v, const Inpu
 
 // What the backward gets besides: the gradient of the result, and what the forward returned.
 inline void check_gradient(const Sizes& sizes, const Tensor& grad, const Tensor& q,
-                           const Tensor& out, const Tensor& log_sums) {
-  for (const Tensor& tensor : {grad, out}) {
-    MMLAPLACE_CHECK(tensor.sizes() == q.sizes() && tensor.scalar_type() == q.scalar_type() &&
-                        tensor.device() == q.device(),
-                    kOp, ": the gradient and out must be ", q.sizes(), " of ", q.scalar_type(),
-                    " on ", q.device(), " as q is, got ", tensor.sizes(), " of ",
-                    tensor.scalar_type(), " on ", tensor.device());
-  }
+                           const Tensor& means, const Tensor& log_sums) {
+  MMLAPLACE_CHECK(grad.sizes() == q.sizes() && grad.scalar_type() == q.scalar_type() &&
+                      grad.device() == q.device(),
+                  kOp, ": the gradient must be ", q.sizes(), " of ", q.scalar_type(), " on ",
+                  q.device(), " as q is, got ", grad.sizes(), " of ", grad.scalar_type(), " on ",
+                  grad.device());
+  MMLAPLACE_CHECK(means.sizes() == q.sizes() && means.scalar_type() == wide(q.scalar_type()) &&
+                      means.device() == q.device(),
+                  kOp, ": means must be those of the forward, ", q.sizes(), " of ",
+                  wide(q.scalar_type()), " on ", q.device(), ", got ", means.sizes(), " of ",
+                  means.scalar_type(), " on ", means.device());
   MMLAPLACE_CHECK(log_sums.sizes().equals({sizes.batch, sizes.heads, sizes.queries}) &&
                       log_sums.scalar_type() == wide(q.scalar_type()) &&
                       log_sums.device() == q.device(),
@@ -72,7 +75,7 @@ template <class Device, class Metric>
 struct Attention {
   static Results forward(const Tensor& q, const Tensor& k, const Tensor& v, const Inputs& inputs);
   static Gradients backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
-                            const Inputs& inputs, const Tensor& out, const Tensor& log_sums);
+                            const Inputs& inputs, const Tensor& means, const Tensor& log_sums);
 };
 
 template <class Device>
@@ -88,12 +91,13 @@ Results forward(const Tensor& q, const Tensor& k, const Tensor& v, const Optiona
 
 template <class Device>
 Gradients backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
-                   const OptionalTensor& rotary, const Tensor& out, const Tensor& log_sums,
+                   const OptionalTensor& rotary, const Tensor& means, const Tensor& log_sums,
                    StringView kernel, double bandwidth, StringView form) {
   const Inputs inputs{rotary, bandwidth, is_adjacent(kOp, form)};
   Gradients gradients;
   nystrom::with_metric(kOp, kernel, bandwidth, [&](auto metric) {
-    gradients = Attention<Device, decltype(metric)>::backward(grad, q, k, v, inputs, out, log_sums);
+    gradients =
+        Attention<Device, decltype(metric)>::backward(grad, q, k, v, inputs, means, log_sums);
   });
   return gradients;
 }

@@ -19,12 +19,12 @@ class Backward {
  public:
   Tensor dq, dk, dv;  // (B, N or n, heads, d)
 
-  Backward(const Problem<T, S>& problem, const Tensor& grad, const Tensor& out,
+  Backward(const Problem<T, S>& problem, const Tensor& grad, const Tensor& means,
            const Tensor& log_sums)
       : p(problem),
         tiles(ceil_div(p.queries, kTile)),
         grad(view<const S>(grad)),
-        out(view<const S>(out)),
+        means(view<const T>(means)),
         log_sums(log_sums.data_ptr<T>()),
         rows_memory(zeros({p.batch_heads, tiles, 2 * kTile}, log_sums)),
         sums_memory(zeros({p.batch_heads, p.key_parts, query_size()}, log_sums)),
@@ -45,7 +45,8 @@ class Backward {
  private:
   const Problem<T, S>& p;
   const int64_t tiles;  // of queries
-  const View<const S> grad, out;
+  const View<const S> grad;
+  const View<const T> means;
   const T* const log_sums;
   const Tensor rows_memory, sums_memory;
   T *const of_rows, *const query_sums;
@@ -93,7 +94,8 @@ class Backward {
   void before_keys(int64_t head, int64_t tile, Scratch& s) const {
     const int64_t first = tile * kTile, count = count_of(tile);
     p.load_rows(grad, false, head, first, count, s.tokens, s.grads);
-    p.load_rows(out, false, head, first, count, s.tokens, s.rows);
+    MMLAPLACE_FOR_CPU(
+        load_rows(means.slice(head), first, count, p.d, Rotation<T>(), s.tokens, s.rows));
     MMLAPLACE_FOR_CPU(column_dots(s.grads, s.rows, count, p.d, dots_of(head, tile)));
     std::copy_n(log_sums + head * p.queries + first, count, log_sums_of(head, tile));
   }

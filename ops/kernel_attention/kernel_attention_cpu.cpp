@@ -24,17 +24,19 @@ struct Call {
   Results forward(const Sizes& sizes, const Tensor& q) const {
     const auto [batch, heads, queries, keys, dims] = sizes;
     const Tensor out = empty({batch, queries, heads, dims}, q);
+    const Tensor means = empty({batch, queries, heads, dims}, q, type_of<T>());
     const Tensor log_sums = empty({batch, heads, queries}, q, type_of<T>());
     if (keys > 0) {
-      Forward<Metric, T, S>(problem, out.data_ptr<S>(), log_sums.data_ptr<T>()).run();
+      Forward<Metric, T, S>(problem, out.data_ptr<S>(), means.data_ptr<T>(), log_sums.data_ptr<T>())
+          .run();
     } else {
-      out.zero_(), log_sums.zero_();
+      out.zero_(), means.zero_(), log_sums.zero_();
     }
-    return {by_head(out), log_sums};
+    return {by_head(out), by_head(means), log_sums};
   }
 
-  Gradients backward(const Tensor& grad, const Tensor& out, const Tensor& log_sums) const {
-    Backward<Metric, T, S> passes(problem, grad, out, log_sums.contiguous());
+  Gradients backward(const Tensor& grad, const Tensor& means, const Tensor& log_sums) const {
+    Backward<Metric, T, S> passes(problem, grad, means, log_sums.contiguous());
     passes.run();
     return {by_head(passes.dq), by_head(passes.dk), by_head(passes.dv)};
   }
@@ -59,10 +61,10 @@ struct Attention<Cpu, Metric> {
                      [&](const Sizes& sizes, const auto& call) { return call.forward(sizes, q); });
   }
   static Gradients backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
-                            const Inputs& inputs, const Tensor& out, const Tensor& log_sums) {
+                            const Inputs& inputs, const Tensor& means, const Tensor& log_sums) {
     return with_call(q, k, v, inputs, [&](const Sizes& sizes, const auto& call) {
-      check_gradient(sizes, grad, q, out, log_sums);
-      return call.backward(grad, out, log_sums);
+      check_gradient(sizes, grad, q, means, log_sums);
+      return call.backward(grad, means, log_sums);
     });
   }
 };

@@ -139,10 +139,11 @@ MMLAPLACE_INLINE void load_numbers(const T* from, int count, T* to) {
   for (int t = threadIdx.x; t < Tokens; t += kThreads) to[t] = t < count ? from[t] : T(0);
 }
 
-// For queries: the result, and the logarithms to base 2 of the sums of their kernels.
+// For queries: the result, the same in T, and the logarithms to base 2 of the sums of their
+// kernels.
 template <class Metric, int Tokens, class S, class T>
 __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
-    forward_kernel(Pass<S, T> pass, Others<S> keys, S* out, T* log_sums) {
+    forward_kernel(Pass<S, T> pass, Others<S> keys, S* out, T* means, T* log_sums) {
   Block<Tokens, S, T> block(pass, Rows<Tokens>::forward(pass.d), pass.parts);
   const int channels = pass.channels(), d = pass.d;
   T *tokens = block.take(channels), *others = block.take(channels), *outs = block.take(channels);
@@ -190,6 +191,9 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
     for (int t = threadIdx.x; t < range.count; t += kThreads) {
       log_sums_of[t] = largest[t] + log2(sums[t]);
     }
+    T* means_of = means + (block.token_of(out, range.first) - out);
+    store_tokens<Tokens>(outs, means_of, block.token_stride(), range.count, d,
+                         [&](int, int t, T value) { return value / sums[t]; });
     store_tokens<Tokens>(outs, block.token_of(out, range.first), block.token_stride(), range.count,
                          d, [&](int, int t, T value) { return value / sums[t]; });
     __syncthreads();
@@ -200,7 +204,7 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
 // dq_i = sum_j w_ij (<g_i, v_j> - dots_i) dlog k(q_i, k_j)/dq_i.
 template <class Metric, int Tokens, class S, class T>
 __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(3))
-    query_gradients_kernel(Pass<S, T> pass, Others<S> keys, Source<S> out, const T* log_sums,
+    query_gradients_kernel(Pass<S, T> pass, Others<S> keys, Source<T> means, const T* log_sums,
                            T* dots, S* dq) {
   Block<Tokens, S, T> block(pass, Rows<Tokens>::query_gradients(pass.d), pass.parts);
   const int channels = pass.channels(), d = pass.d;
@@ -210,7 +214,8 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(3))
   block.for_tiles([&](const Range& range) {
     const int64_t row = block.head * pass.count + range.first;
     block.load(pass.values, range, grads);
-    block.load(out, range, result);
+    const Slice<const T> means_of(means.data, means.strides, pass.heads, block.head);
+    load_tokens<Tokens>(means_of, means.quads, range, d, result);
     load_numbers<Tokens>(log_sums + row, range.count, logs);
     load_turned<Tokens>(block.slice(pass.tokens), pass.tokens.quads, range, d, pass.rotary, tokens);
     for (int t = threadIdx.x; t < Tokens; t += kThreads) {

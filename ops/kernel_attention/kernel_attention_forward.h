@@ -13,9 +13,10 @@ using nystrom::Problem;
 template <class Metric, class T, class S>
 class Forward {
  public:
-  // The result (B, N, heads, d), and the logarithms of the sums of rows (B, heads, N).
-  Forward(const Problem<T, S>& problem, S* out, T* log_sums)
-      : p(problem), out(out), log_sums(log_sums) {}
+  // The result (B, N, heads, d), the same in T, and the logarithms of the sums of rows (B, heads,
+  // N).
+  Forward(const Problem<T, S>& problem, S* out, T* means, T* log_sums)
+      : p(problem), out(out), means(means), log_sums(log_sums) {}
 
   void run() const {
     nystrom::for_all<Scratch>(p, ceil_div(p.queries, kTile),
@@ -28,7 +29,7 @@ class Forward {
  private:
   const Problem<T, S>& p;
   S* const out;
-  T* const log_sums;
+  T *const means, *const log_sums;
 
   // The buffers of a thread: queries, keys and results as [channel][token], and `tile` as
   // [key][query].
@@ -59,7 +60,11 @@ class Forward {
       log_sums_of[t] = s.largest[t] + std::log2(s.sums[t]);
     }
     MMLAPLACE_FOR_CPU(scale_tokens(s.factors, count, p.d, s.outs));
-    p.store_rows(s.outs, false, p.tokens_of(out, p.queries, head), first, count, s.tokens);
+    const int64_t place = p.tokens_of(out, p.queries, head) - out + first * p.token_stride();
+    MMLAPLACE_FOR_CPU(store_rows(s.outs, first, count, p.d, Rotation<T>(), s.tokens, out + place,
+                                 p.token_stride()));
+    MMLAPLACE_FOR_CPU(store_rows(s.outs, first, count, p.d, Rotation<T>(), s.tokens, means + place,
+                                 p.token_stride()));
   }
 
   // The sums over keys before are scaled to the largest kernel so far, and those of a tile added.

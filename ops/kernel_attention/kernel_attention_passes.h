@@ -40,24 +40,25 @@ class Passes {
         table_(wide<T>(inputs.rotary)) {}
 
   Results forward(const Tensor& q, const Tensor& k, const Tensor& v) const {
-    const Tensor out = tokens_like(q);
+    const Tensor out = tokens_like(q), means = empty(out.sizes(), q, type_of<T>());
     const Tensor log_sums = empty({sizes_.batch, sizes_.heads, sizes_.queries}, q, type_of<T>());
     if (sizes_.keys == 0) {
-      out.zero_(), log_sums.zero_();
+      out.zero_(), means.zero_(), log_sums.zero_();
     } else {
       launch(device::forward_kernel<Metric, Tokens, S, T>, Rows::forward, q, Tensor(), others(k, v),
-             out.template data_ptr<S>(), log_sums.template data_ptr<T>());
+             out.template data_ptr<S>(), means.template data_ptr<T>(),
+             log_sums.template data_ptr<T>());
     }
-    return {by_head(out), log_sums};
+    return {by_head(out), by_head(means), log_sums};
   }
 
   Gradients backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
-                     const Tensor& out, const Tensor& kept) const {
+                     const Tensor& means, const Tensor& kept) const {
     const Tensor dq = tokens_like(q), dk = tokens_like(k), dv = tokens_like(v);
     const Tensor log_sums = kept.contiguous();
     const Tensor dots = empty(log_sums.sizes(), log_sums);
     launch(device::query_gradients_kernel<Metric, Tokens, S, T>, Rows::query_gradients, q, grad,
-           others(k, v), token_tiles::source_of<S>(out), log_sums.template data_ptr<T>(),
+           others(k, v), token_tiles::source_of<T>(means), log_sums.template data_ptr<T>(),
            dots.template data_ptr<T>(), dq.template data_ptr<S>());
     launch(device::key_gradients_kernel<Metric, Tokens, S, T>, Rows::key_gradients, k, v,
            others(q, grad), log_sums.template data_ptr<T>(), dots.template data_ptr<T>(),
@@ -160,16 +161,16 @@ Results Attention<Device, Metric>::forward(const Tensor& q, const Tensor& k, con
 template <class Device, class Metric>
 Gradients Attention<Device, Metric>::backward(const Tensor& grad, const Tensor& q, const Tensor& k,
                                               const Tensor& v, const Inputs& inputs,
-                                              const Tensor& out, const Tensor& log_sums) {
+                                              const Tensor& means, const Tensor& log_sums) {
   const Sizes sizes = check(q, k, v, inputs);
-  check_gradient(sizes, grad, q, out, log_sums);
+  check_gradient(sizes, grad, q, means, log_sums);
   const Device gpu(q);
   Gradients gradients;
-  with_passes<Metric>(gpu, sizes, q.scalar_type(), inputs, true,
-                      [&](const auto& passes, ScalarType type) {
-                        gradients = passes.backward(grad.to(type), q.to(type), k.to(type),
-                                                    v.to(type), out.to(type), log_sums);
-                      });
+  with_passes<Metric>(
+      gpu, sizes, q.scalar_type(), inputs, true, [&](const auto& passes, ScalarType type) {
+        gradients =
+            passes.backward(grad.to(type), q.to(type), k.to(type), v.to(type), means, log_sums);
+      });
   auto& [dq, dk, dv] = gradients;
   return {dq.to(q.scalar_type()), dk.to(q.scalar_type()), dv.to(q.scalar_type())};
 }

@@ -65,7 +65,7 @@ COMPILED = {
         NORMALIZED, grad=Q, key_sum=torch.ones(1, 2, 3), mixed=Q[:, :, :3]
     ),
     'kernel_attention': EXACT,
-    '_kernel_attention_backward': dict(EXACT, grad=Q, out=Q, log_sums=torch.ones(1, 2, 6)),
+    '_kernel_attention_backward': dict(EXACT, grad=Q, means=Q, log_sums=torch.ones(1, 2, 6)),
     'pooled_landmarks': POOL,
     '_pooled_landmarks_backward': dict(POOL, grad=Q[:, :, :2]),
     'linear_attention': LINEAR,

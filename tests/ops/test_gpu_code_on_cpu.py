@@ -231,8 +231,8 @@ def test_exact_attention_for_gpus_has_the_values_and_gradients_of_the_reference(
     inputs, table = [tensor.to(dtype) for tensor in (q, k, v)], rotary(pairs, queries)
     grad = torch.randn(batch, heads, queries, dims, dtype=F64).to(dtype)
     constants = (kernel, 3.0, form)
-    out, log_sums = ops.kernel_attention(*inputs, table, *constants)
-    gradients = ops._kernel_attention_backward(grad, *inputs, table, out, log_sums, *constants)
+    out, *kept = ops.kernel_attention(*inputs, table, *constants)
+    gradients = ops._kernel_attention_backward(grad, *inputs, table, *kept, *constants)
     assert all(x.transpose(1, 2).is_contiguous() for x in (out, *gradients))
     assert out.dtype == dtype
     arguments = (table, *constants)
@@ -245,8 +245,8 @@ def test_exact_attention_for_gpus_takes_no_tokens(ops, sizes):
     q = torch.randn(batch, heads, queries, dims)
     k, v = torch.randn(2, batch, heads, keys, dims)
     constants = ('laplacian', 3.0, 'half')
-    out, log_sums = ops.kernel_attention(q, k, v, None, *constants)
-    gradients = ops._kernel_attention_backward(q, q, k, v, None, out, log_sums, *constants)
+    out, *kept = ops.kernel_attention(q, k, v, None, *constants)
+    gradients = ops._kernel_attention_backward(q, q, k, v, None, *kept, *constants)
     assert not any(tensor.any() for tensor in (out, *gradients))
 
 

@@ -80,10 +80,10 @@ MMLAPLACE_LIBRARY_FRAGMENT(mmlaplace_gpu_on_cpu, library) {
       "bandwidth, float floor, str rotary_form) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   library.def(
       "kernel_attention(Tensor q, Tensor k, Tensor v, Tensor? rotary, str kernel, float bandwidth, "
-      "str rotary_form) -> (Tensor, Tensor)");
+      "str rotary_form) -> (Tensor, Tensor, Tensor)");
   library.def(
       "_kernel_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? rotary, "
-      "Tensor out, Tensor log_sums, str kernel, float bandwidth, str rotary_form) -> (Tensor, "
+      "Tensor means, Tensor log_sums, str kernel, float bandwidth, str rotary_form) -> (Tensor, "
       "Tensor, Tensor)");
   library.def(
       "_landmark_attention(Tensor q, Tensor k, Tensor v, Tensor? gamma, Tensor? rotary, str "
