@@ -25,7 +25,7 @@ class Backward {
         tiles(ceil_div(p.queries, kTile)),
         grad(view<const S>(grad)),
         means(view<const T>(means)),
-        log_sums(log_sums.data_ptr<T>()),
+        log_sums(log_sums.contiguous()),
         rows_memory(zeros({p.batch_heads, tiles, 2 * kTile}, log_sums)),
         sums_memory(zeros({p.batch_heads, p.key_parts, query_size()}, log_sums)),
         of_rows(rows_memory.data_ptr<T>()),
@@ -47,7 +47,7 @@ class Backward {
   const int64_t tiles;  // of queries
   const View<const S> grad;
   const View<const T> means;
-  const T* const log_sums;
+  const Tensor log_sums;
   const Tensor rows_memory, sums_memory;
   T *const of_rows, *const query_sums;
 
@@ -97,7 +97,7 @@ class Backward {
     MMLAPLACE_FOR_CPU(
         load_rows(means.slice(head), first, count, p.d, Rotation<T>(), s.tokens, s.rows));
     MMLAPLACE_FOR_CPU(column_dots(s.grads, s.rows, count, p.d, dots_of(head, tile)));
-    std::copy_n(log_sums + head * p.queries + first, count, log_sums_of(head, tile));
+    std::copy_n(log_sums.data_ptr<T>() + head * p.queries + first, count, log_sums_of(head, tile));
   }
 
   void key_pass(int64_t head, int64_t part, Scratch& s) const {

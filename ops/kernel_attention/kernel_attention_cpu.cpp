@@ -36,7 +36,7 @@ struct Call {
   }
 
   Gradients backward(const Tensor& grad, const Tensor& means, const Tensor& log_sums) const {
-    Backward<Metric, T, S> passes(problem, grad, means, log_sums.contiguous());
+    Backward<Metric, T, S> passes(problem, grad, means, log_sums);
     passes.run();
     return {by_head(passes.dq), by_head(passes.dk), by_head(passes.dv)};
   }
