@@ -122,11 +122,11 @@ def kernel_attention(
     far from all keys does not divide zero by zero. Without keys the result is zero.
 
     The compiled op computes this in tiles, forward and backward, and no N x n values are stored.
-    For the backward it keeps its inputs, its result in fp32 and a number of each query. It reads fp16 and
-    bf16 directly, and accumulates in fp32, under any autocast. The reference stores N x n values,
-    and so do derivatives beyond the first. Derivatives are those of :func:`nystrom_attention`: any
-    order, and none in forward mode. That of a distance of one channel is zero where the channel is
-    equal.
+    For the backward it keeps its inputs, its result in fp32 and a number of each query. It reads
+    fp16 and bf16 directly, and accumulates in fp32, under any autocast. The reference stores N x n
+    values, and so do derivatives beyond the first. Derivatives are those of
+    :func:`nystrom_attention`: any order, and none in forward mode. That of a distance of one
+    channel is zero where the channel is equal.
 
     Args:
         q: Queries ``(B, heads, N, d)``.
