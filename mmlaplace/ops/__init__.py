@@ -10,6 +10,7 @@ from .backend import use_backend as use_backend
 from .cholesky_inverse import cholesky_inverse as cholesky_inverse
 from .gaussian_kernel import gaussian_kernel as gaussian_kernel
 from .inverse_residual import inverse_residual as inverse_residual
+from .kernel_attention import kernel_attention as kernel_attention
 from .laplacian_kernel import laplacian_kernel as laplacian_kernel
 from .linear_attention import linear_attention as linear_attention
 from .newton_schulz_inverse import newton_schulz_inverse as newton_schulz_inverse
@@ -25,6 +26,7 @@ __all__ = [
     'exporting',
     'gaussian_kernel',
     'inverse_residual',
+    'kernel_attention',
     'laplacian_kernel',
     'linear_attention',
     'newton_schulz_inverse',

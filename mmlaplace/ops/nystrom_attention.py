@@ -297,12 +297,12 @@ def check_names(op: str, kernel: str, rotary_form: str) -> None:
     check_form(op, rotary_form)
 
 
-def check_number(op: str, q: Tensor, kernel: str, bandwidth: float) -> None:
-    """Raise unless the bandwidth is a number in range."""
+def check_number(
+    op: str, q: Tensor, kernel: str, bandwidth: float, tokens: str = 'q, k and landmarks'
+) -> None:
+    """Raise unless the bandwidth is a number in range. ``tokens`` are what it would divide."""
     if isinstance(bandwidth, Tensor):
-        raise TypeError(
-            f'{op}: bandwidth must be a number, got a tensor; divide q, k and landmarks'
-        )
+        raise TypeError(f'{op}: bandwidth must be a number, got a tensor; divide {tokens}')
     check_bandwidth(METRICS[kernel], bandwidth, q, op)
 
 

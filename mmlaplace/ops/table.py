@@ -80,6 +80,13 @@ def random_features() -> Dict[str, Tensor]:
     return dict(q=tokens, k=tokens.flip(2), v=tokens.roll(1, 2))
 
 
+def random_pairs() -> Dict[str, Tensor]:
+    """Queries ``(1, 2, 37, 8)``, and keys and values that are others, as a kernel has a kink."""
+    generator = torch.Generator().manual_seed(1)
+    keys, values = torch.randn(2, 1, 2, 37, 8, generator=generator)
+    return dict(q=random_tokens()['q'], k=keys, v=values)
+
+
 def random_keys() -> Dict[str, Tensor]:
     """Keys ``(1, 2, 37, 8)``."""
     return dict(k=random_tokens()['q'])
@@ -128,6 +135,11 @@ def normalized_nystrom_macs(q: Shape, k: Shape, v: Shape, landmarks: Shape, *_: 
     return product(q[:2]) * macs
 
 
+def kernel_attention_macs(q: Shape, k: Shape, *_: Any) -> int:
+    # The kernel, and the sums of values and of weights.
+    return product(q[:3]) * k[-2] * (2 * q[-1] + 1)
+
+
 def linear_macs(
     q: Shape,
     k: Shape,
@@ -173,6 +185,13 @@ OPS = {
             *(q, k, v, landmarks, inverse, None),
             *('laplacian', bandwidth, floor, 'half'),
         ),
+        reads_halves=True,
+    ),
+    'kernel_attention': Op(
+        random_pairs,
+        dict(bandwidth=4.0),
+        kernel_attention_macs,
+        compiled=lambda q, k, v, bandwidth: (q, k, v, None, 'laplacian', bandwidth, 'half'),
         reads_halves=True,
     ),
     'pooled_landmarks': Op(

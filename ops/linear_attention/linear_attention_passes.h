@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "../common/cuda/token_source.h"
 #include "linear_attention.h"
 #include "linear_attention_device.cuh"
 
@@ -106,15 +107,6 @@ class Passes {
                  type_of<T>());
   }
 
-  static token_tiles::Source<S> source(const Tensor& tensor) {
-    const auto address = reinterpret_cast<std::uintptr_t>(tensor.data_ptr());
-    const auto strides = strides_of(tensor);
-    return {tensor.data_ptr<S>(), strides,
-            strides.column == 1 && tensor.size(3) % 4 == 0 && strides.batch % 4 == 0 &&
-                strides.head % 4 == 0 && strides.row % 4 == 0 &&
-                address % alignof(token_tiles::Packed<S>) == 0};
-  }
-
   template <class Kernel, class... Arguments>
   void launch(Kernel kernel, Kernel for_tensor_cores, MemoryOf memory_of, const Parts& parts,
               const Tensor& tokens, const OptionalTensor& numerator, const Tensor& values,
@@ -123,9 +115,9 @@ class Passes {
     if (blocks == 0) return;
     const Tensor tops = numerator.has_value() ? numerator->to(type_) : Tensor();
     const bool tops_given = tops.defined();
-    Pass pass{source(tokens),
-              tops_given ? source(tops) : token_tiles::Source<S>{},
-              source(values),
+    Pass pass{token_tiles::source_of<S>(tokens),
+              tops_given ? token_tiles::source_of<S>(tops) : token_tiles::Source<S>{},
+              token_tiles::source_of<S>(values),
               nullptr,
               sizes_.heads,
               parts.tokens,

@@ -15,6 +15,7 @@
 #include <tuple>
 #include <type_traits>
 
+#include "../common/cuda/token_source.h"
 #include "../newton_schulz_inverse/small_matrix_layouts.h"
 #include "landmark_inverse_device.cuh"
 #include "nystrom_attention.h"
@@ -273,19 +274,11 @@ class Passes {
     return empty({sizes_.batch, tokens.size(2), sizes_.heads, sizes_.dims}, tokens);
   }
 
-  static token_tiles::Source<S> source(const Tensor& tensor) {
-    const auto address = reinterpret_cast<std::uintptr_t>(tensor.data_ptr());
-    const auto strides = strides_of(tensor);
-    return {tensor.data_ptr<S>(), strides,
-            strides.column == 1 && tensor.size(3) % 4 == 0 && strides.batch % 4 == 0 &&
-                strides.head % 4 == 0 && strides.row % 4 == 0 &&
-                address % alignof(token_tiles::Packed<S>) == 0};
-  }
   // With tickets, the last blocks add the sums of the parts, if small matrices are joined to them.
   Pass pass(const Tensor& tokens, const Parts& parts, const Tensor& values = {},
             int* tickets = nullptr) const {
-    return {source(tokens),
-            values.defined() ? source(values) : token_tiles::Source<S>{},
+    return {token_tiles::source_of<S>(tokens),
+            values.defined() ? token_tiles::source_of<S>(values) : token_tiles::Source<S>{},
             {pointer(table_), sizes_.queries,
              table_.defined() ? static_cast<int>(table_.size(1)) : 0, adjacent_},
             pointer(marks_),

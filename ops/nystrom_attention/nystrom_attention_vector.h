@@ -106,6 +106,63 @@ void powers_of_largest(int64_t count, int64_t m, T* tile) {
   }
 }
 
+// A tile of exponents to powers, as tiles go by whose sum a token takes: 2^(tile[a][t] -
+// largest[t]) with the largest exponent so far. `factors` is by what this scales the sums over
+// earlier tiles; `sums` has that of the powers. The largest begins as minus infinity and the sums
+// as 0.
+template <class T>
+void powers_so_far(int64_t count, int64_t m, T* tile, T* largest, T* sums, T* factors) {
+  using V = Vec<T>;
+  constexpr int64_t lanes = Vector<T>::lanes;
+  for (int64_t u = 0; u < vectors<T>(count); ++u) {
+    const V before = load<V>(largest + u * lanes);
+    V most = before, sum = {};
+    for (int64_t a = 0; a < m; ++a) {
+      const V value = load<V>(tile + a * kTile + u * lanes);
+      most = value > most ? value : most;
+    }
+    for (int64_t a = 0; a < m; ++a) {
+      T* place = tile + a * kTile + u * lanes;
+      const V power = exp2_nonpositive(load<V>(place) - most);
+      store(place, power);
+      sum += power;
+    }
+    const V factor = exp2_nonpositive(before - most);
+    store(largest + u * lanes, most);
+    store(factors + u * lanes, factor);
+    store(sums + u * lanes, load<V>(sums + u * lanes) * factor + sum);
+  }
+}
+
+// tile[a][t] = 2^(tile[a][t] - log_sums[t]), with the logarithms to base 2 of the sums of all
+// powers of a token.
+template <class T>
+void powers_of_weights(const T* log_sums, int64_t count, int64_t m, T* tile) {
+  using V = Vec<T>;
+  constexpr int64_t lanes = Vector<T>::lanes;
+  for (int64_t a = 0; a < m; ++a) {
+    for (int64_t u = 0; u < vectors<T>(count); ++u) {
+      T* place = tile + a * kTile + u * lanes;
+      store(place, exp2_nonpositive(load<V>(place) - load<V>(log_sums + u * lanes)));
+    }
+  }
+}
+
+// dtile[a][t] = derivative tile[a][t] (dtile[a][t] - dots[t]), what the gradient weighs in the
+// kernel if the rows of the weights in `tile` add up to one.
+template <class T>
+void weigh(const T* tile, const T* dots, T derivative, int64_t count, int64_t m, T* dtile) {
+  using V = Vec<T>;
+  constexpr int64_t lanes = Vector<T>::lanes;
+  for (int64_t a = 0; a < m; ++a) {
+    for (int64_t u = 0; u < vectors<T>(count); ++u) {
+      const int64_t at = a * kTile + u * lanes;
+      const V grad = load<V>(dtile + at) - load<V>(dots + u * lanes);
+      store(dtile + at, derivative * load<V>(tile + at) * grad);
+    }
+  }
+}
+
 // The gradient through the kernel of a tile: with weights[a][t], which are the derivative times
 // the kernel times its gradient,
 //   row_grads[c][t] += sum_a weights[a][t] slope(x_t - L_a)_c, and its opposite to mark_grads.

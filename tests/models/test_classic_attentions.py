@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from conftest import OnMap, doubles, make_attention
 
-from mmlaplace.models.layers import elu_plus_one
+from mmlaplace.models.layers import elu_plus_one, pairs
+from mmlaplace.ops import kernel_attention, use_backend
+from mmlaplace.ops._native import computes
 
 CLOSE = dict(atol=1e-9, rtol=1e-9)  # fp64: two orders of the same sums
 
@@ -78,6 +80,40 @@ def test_weights_of_a_kernel_are_normalised_as_asked():
         ('symmetric', kernel / (rows * columns).sqrt()),
     ):
         check(build('KernelAttention', normalization=name).mix(q, k, v, (3, 4)), weights @ v)
+
+
+@pytest.mark.parametrize('kernel', ['gaussian', 'laplacian'])
+def test_rows_of_a_kernel_are_one_op_with_its_bandwidth(kernel):
+    q, k, v = doubles(3, 1, 2, 12, 8)
+    attention = build('KernelAttention', kernel=kernel, bandwidth=1.5, normalization='rows')
+    check(attention.mix(q, k, v, (3, 4)), kernel_attention(q, k, v, 1.5, kernel=kernel))
+    # With a dropout of weights, these are written out, and far tokens have weights too.
+    attention.attn_drop.p = 1e-9
+    attention.attn_drop.train()
+    check(attention.mix(1e4 + q, k, v, (3, 4)), kernel_attention(1e4 + q, k, v, 1.5, kernel=kernel))
+
+
+def test_rows_of_a_kernel_need_no_memory_for_pairs_where_the_op_is(monkeypatch):
+    monkeypatch.setattr(pairs, 'MOST_BYTES', 1e3)
+    q, k, v = doubles(3, 1, 2, 12, 8)
+    attention = build('KernelAttention', kernel='laplacian', normalization='rows')
+    if computes('kernel_attention', 'cpu'):
+        attention.mix(q, k, v, (3, 4))
+    with use_backend('reference'), pytest.raises(ValueError, match='a weight for each pair'):
+        attention.mix(q, k, v, (3, 4))
+    attention.attn_drop.p = 0.5
+    attention.attn_drop.train()
+    with pytest.raises(ValueError, match='a weight for each pair'):
+        attention.mix(q, k, v, (3, 4))
+
+
+def test_the_exact_kernel_in_windows_is_that_of_each_window():
+    options = dict(type='KernelAttention', kernel='laplacian', normalization='rows')
+    windows = build('WindowAttention', window_size=2, attn_cfg=options)
+    x = doubles(1, 16, 16)
+    out = windows(x, (4, 4)).view(4, 4, -1)
+    corner = x.view(4, 4, -1)[2:, :2].reshape(1, 4, -1)
+    check(out[2:, :2].reshape(1, 4, -1), windows.attn(corner, (2, 2)))
 
 
 def test_with_a_landmark_for_each_token_it_is_the_exact_kernel():

@@ -26,6 +26,7 @@ MIXED = dict(
     bandwidth=4.0,
     kernel='laplacian',
 )
+EXACT = dict(TURNED, q=Q, k=Q, v=Q, bandwidth=4.0, kernel='laplacian')
 FEATURES = dict(q=Q, k=Q, v=Q, eps=1e-6, features='relu', streams=1)
 PUBLIC = {
     'laplacian_kernel': NEAR,
@@ -35,6 +36,7 @@ PUBLIC = {
     'inverse_residual': dict(SMALL, inverse=EYE),
     'nystrom_attention': dict(MIXED, scale=torch.ones(1, 2, 1, 1), whitening_eps=1e-5),
     'normalized_nystrom_attention': dict(MIXED, floor=1e-6),
+    'kernel_attention': EXACT,
     'pooled_landmarks': dict(TURNED, k=Q, hw_shape=(2, 3), cells=(1, 2)),
     'linear_attention': dict(FEATURES, numerator=None),
 }
@@ -62,6 +64,8 @@ COMPILED = {
     '_normalized_nystrom_attention_backward': dict(
         NORMALIZED, grad=Q, key_sum=torch.ones(1, 2, 3), mixed=Q[:, :, :3]
     ),
+    'kernel_attention': EXACT,
+    '_kernel_attention_backward': dict(EXACT, grad=Q, means=Q, log_sums=torch.ones(1, 2, 6)),
     'pooled_landmarks': POOL,
     '_pooled_landmarks_backward': dict(POOL, grad=Q[:, :, :2]),
     'linear_attention': LINEAR,
@@ -103,6 +107,7 @@ compiled = pytest.mark.skipif(
 # What fits although it is changed.
 PUBLIC_FITS = {
     'normalized_nystrom_attention': [('q', 'dtype'), ('k', 'dtype'), ('v', 'dtype')],
+    'kernel_attention': [('q', 'dtype'), ('k', 'dtype'), ('v', 'dtype')],
     'inverse_residual': [('mat', 'device'), ('inverse', 'device')],
     'nystrom_attention': [('q', 'dtype'), ('k', 'dtype'), ('v', 'dtype'), ('scale', 'rank')],
 }

@@ -19,6 +19,7 @@ from torch.utils import cpp_extension
 from mmlaplace.analysis.recording import steps_watched
 from mmlaplace.models import LaplacianAttention
 from mmlaplace.ops import _native, laplacian_kernel
+from mmlaplace.ops.kernel_attention import kernel_attention_reference
 from mmlaplace.ops.landmark_attention import composed
 from mmlaplace.ops.linear_attention import linear_attention_reference
 from mmlaplace.ops.normalized_nystrom_attention import normalized_nystrom_attention_reference
@@ -203,6 +204,50 @@ def test_normalized_attention_for_gpus_takes_no_tokens(ops, sizes):
     arguments = (None, 'laplacian', 3.0, 1e-6, 'half')
     out, _, gradients = attend_normalized(ops, inputs, arguments, torch.ones_like(inputs[0]))
     assert all(tensor.isfinite().all() for tensor in (out, *gradients))
+
+
+EXACT = {
+    # name: ((B, heads, N, n, d), pairs, form, kernel, dtype, shared memory)
+    'small tiles': ((2, 1, 40, 40, 6), 2, 'half', 'laplacian', F64, PLENTY),
+    'other keys': ((1, 2, 20, 50, 5), 0, 'half', 'gaussian', F64, PLENTY),
+    'global memory': ((1, 1, 40, 40, 6), 3, 'pairs', 'gaussian', F64, 0),
+    'large tiles': ((1, 1, 140, 140, 32), 16, 'half', 'laplacian', F32, PLENTY),
+    'far tokens': ((1, 1, 70, 130, 8), 0, 'half', 'laplacian', F32, PLENTY),
+    'halves': ((1, 1, 70, 70, 8), 2, 'pairs', 'laplacian', BF16, PLENTY),
+    'halves, little memory': ((1, 1, 40, 40, 8), 2, 'pairs', 'laplacian', BF16, 0),
+}
+
+
+@pytest.mark.parametrize('case', EXACT)
+def test_exact_attention_for_gpus_has_the_values_and_gradients_of_the_reference(ops, case):
+    (batch, heads, queries, keys, dims), pairs, form, kernel, dtype, shared_memory = EXACT[case]
+    ops.set_shared_memory(shared_memory)
+    q, k, v = (
+        torch.randn(batch, tokens, heads, dims, dtype=F64).transpose(1, 2)
+        for tokens in (queries, keys, keys)
+    )
+    if case == 'far tokens':  # the kernels of most queries are zero, and the nearest keys come last
+        q, k = 100 + q, 200 * torch.linspace(-1, 1, keys, dtype=F64).view(-1, 1) + k
+    inputs, table = [tensor.to(dtype) for tensor in (q, k, v)], rotary(pairs, queries)
+    grad = torch.randn(batch, heads, queries, dims, dtype=F64).to(dtype)
+    constants = (kernel, 3.0, form)
+    out, *kept = ops.kernel_attention(*inputs, table, *constants)
+    gradients = ops._kernel_attention_backward(grad, *inputs, table, *kept, *constants)
+    assert all(x.transpose(1, 2).is_contiguous() for x in (out, *gradients))
+    assert out.dtype == dtype
+    arguments = (table, *constants)
+    assert_like(kernel_attention_reference, inputs, arguments, out, gradients, grad)
+
+
+@pytest.mark.parametrize('sizes', [(0, 2, 5, 5, 4), (1, 2, 0, 5, 4), (1, 1, 5, 0, 4)])
+def test_exact_attention_for_gpus_takes_no_tokens(ops, sizes):
+    batch, heads, queries, keys, dims = sizes
+    q = torch.randn(batch, heads, queries, dims)
+    k, v = torch.randn(2, batch, heads, keys, dims)
+    constants = ('laplacian', 3.0, 'half')
+    out, *kept = ops.kernel_attention(q, k, v, None, *constants)
+    gradients = ops._kernel_attention_backward(q, q, k, v, None, *kept, *constants)
+    assert not any(tensor.any() for tensor in (out, *gradients))
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,7 @@ IN_ALL_OPS = (
     'cholesky_inverse',
     'nystrom_attention',
     'normalized_nystrom_attention',
+    'kernel_attention',
     'linear_attention',
     'pooled_landmarks',
 )
@@ -128,6 +129,7 @@ def all_ops(q, k, ops=ops):
     weights = ops.newton_schulz_inverse(matrix) @ ops.cholesky_inverse(skewed, 0.5)
     mixed = ops.nystrom_attention(q, k, k, marks, weights, 4.0, whitening_eps=1e-2)
     mixed = mixed + ops.normalized_nystrom_attention(q, k, k, marks, weights, 4.0, floor=0.5)
+    mixed = mixed + ops.kernel_attention(q, k, k, 4.0)
     # On a CPU it is torch's products unless asked, and so no op.
     linear = ops.linear_attention(q, k, k, features='elu_plus_one', backend='native')
     return mixed + linear + ops.gaussian_kernel(q, marks, 2.0) @ weights @ marks

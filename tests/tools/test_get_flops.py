@@ -59,6 +59,8 @@ BY_HAND = {
     'cholesky_inverse': TOKENS**3 // 2,
     # The sums of keys and values, their products with queries, and two normalisers.
     'linear_attention': 2 * TOKENS * DIMS * DIMS + 2 * TOKENS * DIMS,
+    # The kernel of all pairs, and the sums of values and of weights.
+    'kernel_attention': TOKENS**2 * (DIMS + DIMS + 1),
     # Two kernels of all tokens, each with the sums of values and weights, and P times these sums.
     'normalized_nystrom_attention': 2 * TOKENS * FEW * (DIMS + DIMS + 1) + FEW**2 * (DIMS + 1),
 }

@@ -6,12 +6,14 @@
 using std::copysign;
 using std::exp2;
 using std::fabs;
+using std::log2;
 using std::sqrt;
 
 // The minimum of blocks per processor comes with the threads of a block.
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 
+#include "../../../ops/kernel_attention/kernel_attention_passes.h"
 #include "../../../ops/linear_attention/linear_attention_passes.h"
 #include "../../../ops/normalized_nystrom_attention/normalized_nystrom_attention_passes.h"
 #include "../../../ops/nystrom_attention/landmark_attention.h"
@@ -77,6 +79,13 @@ MMLAPLACE_LIBRARY_FRAGMENT(mmlaplace_gpu_on_cpu, library) {
       "landmarks, Tensor inverse, Tensor? rotary, Tensor key_sum, Tensor mixed, str kernel, float "
       "bandwidth, float floor, str rotary_form) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   library.def(
+      "kernel_attention(Tensor q, Tensor k, Tensor v, Tensor? rotary, str kernel, float bandwidth, "
+      "str rotary_form) -> (Tensor, Tensor, Tensor)");
+  library.def(
+      "_kernel_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? rotary, "
+      "Tensor means, Tensor log_sums, str kernel, float bandwidth, str rotary_form) -> (Tensor, "
+      "Tensor, Tensor)");
+  library.def(
       "_landmark_attention(Tensor q, Tensor k, Tensor v, Tensor? gamma, Tensor? rotary, str "
       "rotary_form, int height, int width, int? rows, int? columns, int? ratio, str kernel, float "
       "bandwidth, float ridge, float? whitening_eps) -> Tensor");
@@ -110,6 +119,9 @@ MMLAPLACE_LIBRARY_IMPL(mmlaplace_gpu_on_cpu, CompositeExplicitAutograd, library)
                MMLAPLACE_KERNEL(mmlaplace::normalized_nystrom::forward<mmlaplace::Cpu>));
   library.impl("_normalized_nystrom_attention_backward",
                MMLAPLACE_KERNEL(mmlaplace::normalized_nystrom::backward<mmlaplace::Cpu>));
+  library.impl("kernel_attention", MMLAPLACE_KERNEL(mmlaplace::exact::forward<mmlaplace::Cpu>));
+  library.impl("_kernel_attention_backward",
+               MMLAPLACE_KERNEL(mmlaplace::exact::backward<mmlaplace::Cpu>));
   library.impl("pooled_landmarks", MMLAPLACE_KERNEL(mmlaplace::pooled::forward<mmlaplace::Cpu>));
   library.impl("_pooled_landmarks_backward",
                MMLAPLACE_KERNEL(mmlaplace::pooled::backward<mmlaplace::Cpu>));
