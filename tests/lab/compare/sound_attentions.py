@@ -22,13 +22,13 @@ class FloatEverywhere(QKVAttention):
             key = torch.cat([k.float().softmax(-1), (-k.float()).softmax(-1)], -1)
             context = key.transpose(-2, -1) @ v.float() / k.shape[2]
             total = query @ key.mean(2, keepdim=True).transpose(-2, -1)
-            return (query @ context / total).to(v.dtype)
+            return (query @ context / (total + 1e-6)).to(v.dtype)
 
 
 class MultiheadOfTorch(BaseAttention):
     """torch's own module, with its dropout."""
 
-    not_promised = dict(linear=PAIRS, parameters='torch refuses an empty batch')
+    not_promised = dict(linear=PAIRS, onnx='its export knows one number of tokens')
 
     def __init__(self, embed_dims, num_heads, input_resolution, init_cfg=None):
         super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
@@ -155,7 +155,9 @@ class MasksLinearly(QKVAttention):
 class FourierOfTheMap(BaseAttention):
     """A filter of frequencies, whose table is resized to the map."""
 
-    not_promised = dict(onnx='ONNX has no complex numbers')
+    not_promised = dict(
+        onnx='ONNX has no complex numbers', parameters='MKL transforms no empty batch'
+    )
 
     def __init__(self, embed_dims, num_heads, input_resolution, init_cfg=None):
         super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
