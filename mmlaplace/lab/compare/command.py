@@ -24,7 +24,7 @@ from ..lra.storage import make_folder
 from ..mini_datasets import pictures as data
 from ..probes.study import Runner
 from ..runner import Job, Outcome, run_all
-from ..side_by_side.attention_file import find_attention
+from ..side_by_side.attention_file import find_attention, name_and_options
 from ..side_by_side.attention_study import config_of
 from . import probes, trainings
 from .configs import write_configs
@@ -173,7 +173,7 @@ def run(args: argparse.Namespace) -> int:
     write_json(args.out / 'settings.json', settings)
     failures = run_plan(candidates, plan, seconds, args, start, console)
     source = args.attention.rpartition(':')[0]
-    cls = find_attention(args.attention.split(', ')[0])
+    cls = find_attention(name_and_options(args.attention)[0])
     configs = write_configs(cls, candidates[0].cfg, source, args.out / 'configs')
     machine = describe_machine(torch.device('cpu'))
     page = Page(
@@ -228,7 +228,7 @@ def chosen(names: Sequence[str], own_frames: bool) -> List[Candidate]:
 
 def settings_of(one: Candidate, args: argparse.Namespace) -> dict:
     """On which attention the results depend. A changed file makes another one."""
-    file = inspect.getsourcefile(find_attention(args.attention.split(', ')[0]))
+    file = inspect.getsourcefile(find_attention(name_and_options(args.attention)[0]))
     digest = hashlib.sha256(Path(str(file)).read_bytes()).hexdigest()
     return dict(attention=one.label, own_frames=args.own_frames, source=digest)
 

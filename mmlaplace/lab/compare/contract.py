@@ -90,7 +90,7 @@ def check_contract(
     for name in POINTS if points is None else [name for name in POINTS if name in points]:
         if name in promised_not:
             yield Finding(name, NOT_PROMISED, promised_not[name])
-        elif not case.settings:
+        elif not case.small(1):
             yield Finding(name, NOT_CHECKED, 'it needs a size that works')
         else:
             yield _checked(name, case, seed)
@@ -115,6 +115,6 @@ def _checked(name: str, case: Case, seed: int) -> Finding:
         if not isinstance(error, Broken) and line:
             first = case.causes.setdefault(cause, name)
             if first != name:
-                text, line = f'the error of {first!r} again', ''
+                text = f'the error of {first!r} again'
         line = line or line_of_class(case.cls, case.file)
     return Finding(name, state, text, line, time.perf_counter() - start)

@@ -10,9 +10,10 @@ import io
 import math
 import pickle
 import random
+import re
 import time
 from functools import cached_property
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +30,9 @@ SMALL_MAPS = ((3, 4), (5, 9), (1, 1), (1, 6), (13, 4), (6, 5), (24, 17))
 LARGE_MAPS = ((48, 52), (67, 61))
 # A norm gives 1 at the start. Trained weights and outlying channels raise that about tenfold.
 LARGE = 10.0
-SIDES = (24, 48)  # of the maps between which growth is measured: four times the tokens
+SIDES = (24, 34, 48)  # of the maps on which growth is measured: each has twice the tokens
 LINEAR = 1.2  # the largest exponent of a linear attention; N log N has 1.15 here
+STEADY = 1.15  # the smallest exponent of the others between two of the maps
 
 
 class Broken(Exception):
@@ -178,17 +180,48 @@ class Case:
         return f'{self.doing}: {type(error).__name__}: {first}', line_of_error(error, self.file)
 
     @cached_property
-    def casts(self) -> Casts:
-        """Where a module in fp64 computes in another dtype."""
+    def precision(self) -> 'Precision':
+        """fp64, or what an attention without fp64 computes in."""
         setting = self.small(1)[0]
-        with torch.no_grad(), Casts(self.file) as casts:
-            self.build(setting).double()(setting.tokens(dtype=torch.float64), setting.hw_shape)
-        return casts
+        module, x = self.build(setting).double(), setting.tokens(dtype=torch.float64)
+        try:
+            with torch.no_grad(), Casts(self.file) as casts:
+                module(x, setting.hw_shape)
+        except RuntimeError as error:  # of operations that got fp64 and fp32
+            line = line_of_error(error, self.file) or casts.line
+            return Precision(torch.float32, 1e-4, 'checked in fp32, as it takes no fp64', line)
+        if casts.dtype is None:
+            return Precision(torch.float64, 1e-9)
+        text = f'checked to the precision of {str(casts.dtype)[6:]}, to which it casts fp64'
+        return Precision(torch.float64, 1e-4, text, casts.line)
 
-    @property
-    def rounding(self) -> float:
-        """Relative error of a module in fp64 whose sums have another order."""
-        return 1e-9 if self.casts.dtype is None else 1e-4
+    def exact(self, setting: Setting, **options: Any) -> Any:
+        """A module in fp64, or in fp32 if it takes no fp64."""
+        return self.build(setting, **options).to(self.precision.dtype)
+
+    def tokens(self, setting: Setting, **options: Any) -> Tensor:
+        """Tokens for a module of :meth:`exact`."""
+        return setting.tokens(dtype=self.precision.dtype, **options)
+
+    def alike(self, value: Tensor, expected: Tensor) -> bool:
+        """Whether outputs of a module of :meth:`exact` differ by the order of sums alone."""
+        return alike(value, expected, self.precision.rounding)
+
+
+class Precision(NamedTuple):
+    """In what an attention is checked where values must be exact.
+
+    Attributes:
+        dtype: The dtype.
+        rounding: Relative error of an output whose sums have another order.
+        text: Why that is not fp64, or ``''``.
+        line: The line of the file that is the reason, or ``''``.
+    """
+
+    dtype: torch.dtype
+    rounding: float
+    text: str = ''
+    line: str = ''
 
 
 def alike(value: Tensor, expected: Tensor, relative: float) -> bool:
@@ -226,7 +259,9 @@ def keep_what_works(case: Case, point: str, check: Callable[[Setting], None]) ->
             check(setting)
         except (Exception, SystemExit) as error:  # of the attention, which is what is looked for
             text, line = case.told(error)
-            kind = text.rpartition(': ')[2] if isinstance(error, Broken) else type(error).__name__
+            kind = type(error).__name__
+            if isinstance(error, Broken):
+                kind = re.sub(r'\d+', '', text.rpartition(': ')[2])  # sizes differ, not the cause
             if (kind, line) not in case.causes:
                 case.causes[kind, line] = point
                 texts.append(text)
@@ -256,9 +291,12 @@ def any_size(case: Case) -> None:
         case.require(all(g.isfinite().all() for g in grads), 'gradients are not finite')
         with torch.no_grad():
             # As backbones have them, from a map (B, C, H, W).
-            strided = x.detach().transpose(1, 2).contiguous().transpose(1, 2)
+            strided, outs = x.detach().transpose(1, 2).contiguous().transpose(1, 2), []
+            for given in (x.detach(), strided):
+                torch.manual_seed(1)  # some draw
+                outs.append(module(given, setting.hw_shape))
             case.require(
-                alike(module(strided, setting.hw_shape), out, 1e-4),
+                alike(outs[1], outs[0], 1e-4),
                 'tokens that lie otherwise in memory, as those of a map (B, C, H, W), have another '
                 'output',
             )
@@ -268,7 +306,6 @@ def any_size(case: Case) -> None:
 
 
 def batch(case: Case) -> None:
-    case.doing = 'in fp64'
     for number, setting in enumerate(case.settings):
         if setting.hw_shape == LARGE_MAPS[1]:
             continue
@@ -276,7 +313,7 @@ def batch(case: Case) -> None:
         setting = setting._replace(images=max(setting.images, 2))
         modes = ('eval', 'train') if setting.is_small else ('eval',)
         for mode in modes if number < 5 else modes[:1]:
-            module = case.build(setting).double().train(mode == 'train')
+            module = case.exact(setting).train(mode == 'train')
             case.on(setting, f'in {mode} mode, on')
             with NoDropout(), torch.no_grad():
                 same_in_each_batch(case, module, setting)
@@ -284,7 +321,7 @@ def batch(case: Case) -> None:
 
 def same_in_each_batch(case: Case, module: nn.Module, setting: Setting) -> None:
     """Require that an image has one output alone, among others, and at another place."""
-    x = setting.tokens(dtype=torch.float64)
+    x = case.tokens(setting)
     image = int(torch.randint(setting.images, ()))
     others = 3 * torch.randn_like(x)
     others[image] = x[image]
@@ -295,17 +332,17 @@ def same_in_each_batch(case: Case, module: nn.Module, setting: Setting) -> None:
 
     out = out_of(x)[image]
     case.require(
-        alike(out_of(others)[image], out, case.rounding),
+        case.alike(out_of(others)[image], out),
         'an image has another output with other images in its batch',
     )
-    if not alike(out_of(x, seed=2)[image], out, case.rounding):
+    if not case.alike(out_of(x, seed=2)[image], out):
         return  # what is drawn has the shape of the batch
     case.require(
-        alike(out_of(x[image : image + 1])[0], out, case.rounding),
+        case.alike(out_of(x[image : image + 1])[0], out),
         'an image has another output with a batch of its own',
     )
     case.require(
-        alike(out_of(x.flip(0)).flip(0)[image], out, case.rounding),
+        case.alike(out_of(x.flip(0)).flip(0)[image], out),
         'an image has another output at another place in its batch',
     )
 
@@ -328,17 +365,43 @@ def positions(case: Case) -> str:
         if height == width or min(height, width) == 1 or setting.hw_shape == LARGE_MAPS[0]:
             continue
         setting = case.on(setting._replace(images=1), 'with tokens in another order, on')
-        module, x = case.build(setting).double(), setting.tokens(dtype=torch.float64)
+        module, x = case.exact(setting), case.tokens(setting)
         out, order = module(x, (height, width)), torch.randperm(height * width)
-        if alike(module(x[:, order], (height, width)), out[:, order], case.rounding):
+        if case.alike(module(x[:, order], (height, width)), out[:, order]):
             continue
         seen = 'it knows positions'
         case.require(
-            not alike(module(x, (width, height)), out, case.rounding),
+            not case.alike(module(x, (width, height)), out),
             f'it knows positions, but {height} x {width} and {width} x {height} tokens are one to '
             'it: use hw_shape',
         )
+    near = [rows_and_columns(case, hw_shape) for hw_shape in ((9, 5), (10, 7))]
+    case.doing = 'on maps of 9 x 5 and 10 x 7 tokens'
+    case.require(
+        not all(3 * below < wrong for below, wrong in near),
+        'a token changes those H places before and after it, and not those W places away, which '
+        'are above and below: it takes height for width',
+    )
     return seen
+
+
+def rows_and_columns(case: Case, hw_shape: Tuple[int, int]) -> Tuple[float, float]:
+    """How much a token changes others at W places from it, at most, and at H places, at least.
+
+    At W places is the same column. At H places, on a map that is higher than wide, is neither the
+    same row nor, unless W divides H, the same column.
+    """
+    height, width = hw_shape
+    setting = case.small(1)[0]._replace(images=1, hw_shape=hw_shape)
+    module, x = case.exact(setting), case.tokens(setting)
+    out, below, wrong = module(x, hw_shape), [], []
+    for token in torch.arange(height, height * (width - 1))[:: height + 1].tolist():
+        moved = x.clone()
+        moved[:, token] += torch.randn_like(moved[:, token])
+        change = (module(moved, hw_shape) - out).norm(dim=-1)[0]
+        below += [change[token - width].item(), change[token + width].item()]
+        wrong += [change[token - height].item(), change[token + height].item()]
+    return max(below), min(wrong)
 
 
 def finite(case: Case) -> None:
@@ -389,21 +452,17 @@ def gradients(case: Case) -> str:
         if setting.hw_shape == LARGE_MAPS[1]:
             continue
         for mode in ('eval', 'train')[: 2 if number < 3 else 1]:
-            module = case.build(setting).double().train(mode == 'train')
-            case.on(setting, f'against finite differences in fp64, in {mode} mode, on')
+            module = case.exact(setting).train(mode == 'train')
+            case.on(setting, f'against finite differences, in {mode} mode, on')
             right_along_directions(case, module, setting)
-    if case.casts.dtype is None:
-        return ''
-    case.line = case.casts.line
-    return (
-        f'right to the precision of {str(case.casts.dtype)[6:]}, to which it casts fp64; '
-        'mmlaplace.ops.precision.upcast casts halves alone'
-    )
+    case.line = case.precision.line
+    helper = '; mmlaplace.ops.precision.upcast casts halves alone'
+    return case.precision.text and case.precision.text + helper
 
 
 def right_along_directions(case: Case, module: nn.Module, setting: Setting) -> None:
     """Require the derivative of a random sum of the outputs, along a random direction."""
-    x = setting.tokens(dtype=torch.float64, requires_grad=True)
+    x = case.tokens(setting, requires_grad=True)
     values = {'the input': x, **dict(module.named_parameters())}
     values = {
         name: value
@@ -426,7 +485,7 @@ def right_along_directions(case: Case, module: nn.Module, setting: Setting) -> N
         products[name] = torch.zeros_like(way) if grad is None else grad * way
     size = math.sqrt(sum(product.square().sum().item() for product in products.values()))
     # Differences of fp32 need larger steps, in which the function bends.
-    step, relative = (1e-6, 1e-4) if case.casts.dtype is None else (1e-2, 5e-2)
+    step, relative = (1e-6, 1e-4) if not case.precision.text else (1e-2, 5e-2)
 
     def is_right(*names: str) -> bool:
         differences = []
@@ -475,19 +534,19 @@ def mask(case: Case) -> str:
         raise Broken(f'{case.doing}: it ignores the mask; raise a ValueError, as check_mask does')
     for setting in case.small():
         case.on(setting, 'with a mask, on')
-        keeps_to_masks(case, case.build(setting, **lepe).double(), setting)
+        keeps_to_masks(case, case.exact(setting, **lepe), setting)
     return 'it keeps to masks of each image, head and query'
 
 
 def keeps_to_masks(case: Case, module: Any, setting: Setting) -> None:
     """Require that hidden tokens change nothing, for another mask in each image, head and query."""
-    x, hw_shape = setting.tokens(dtype=torch.float64), setting.hw_shape
+    x, hw_shape = case.tokens(setting), setting.hw_shape
     images, tokens, _ = x.shape
     shape = images, setting.heads, tokens, tokens
     whole, sees_all = module(x, hw_shape), torch.ones(1, 1, 1, 1, dtype=torch.bool)
     for size in (shape, (1, 1, tokens, tokens), (1, 1, 1, tokens)):
         case.require(
-            alike(module(x, hw_shape, mask=sees_all.expand(size)), whole, case.rounding),
+            case.alike(module(x, hw_shape, mask=sees_all.expand(size)), whole),
             'a mask that hides nothing changes the output',
         )
     if tokens < 3:
@@ -501,12 +560,12 @@ def keeps_to_masks(case: Case, module: Any, setting: Setting) -> None:
         hidden = ~by_query[:, 0, query, :, None]  # (images, tokens, 1)
         changed = module(x + 3 * torch.randn_like(x) * hidden, hw_shape, mask=seen)
         case.require(
-            alike(changed[:, query], out[:, query], case.rounding),
+            case.alike(changed[:, query], out[:, query]),
             'tokens that the mask of an image and a query hides change the output there',
         )
     first = seen[:, :1].expand(shape)
     case.require(
-        setting.heads == 1 or not alike(module(x, hw_shape, mask=first), out, case.rounding),
+        setting.heads == 1 or not case.alike(module(x, hw_shape, mask=first), out),
         'the masks of other heads than the first change nothing',
     )
 
@@ -520,18 +579,14 @@ def repeat(case: Case) -> None:
     for other in case.settings:
         for turned in (other, other.turned()) if other.is_small else (other,):
             tried = turned._replace(heads=setting.heads, head_dims=setting.head_dims)
-            calls.append((tried, tried._replace(images=min(tried.images, 2)).tokens()))
-    expected = []
-    for tried, x in calls:
-        case.on(tried, 'in eval mode, on')
-        expected.append(copy.deepcopy(fresh)(x, tried.hw_shape))
-        again = module(x, tried.hw_shape)
-        case.require(alike(module(x, tried.hw_shape), again, 1e-6), 'two calls give two outputs')
-    for (tried, x), out in zip(calls, expected):
+            x = tried._replace(images=min(tried.images, 2)).tokens()
+            calls.append((tried, x, copy.deepcopy(fresh)(x, tried.hw_shape)))
+    for tried, x, expected in (*calls, *calls[::-1]):
         case.on(tried, 'in eval mode, on')
         case.require(
-            alike(module(x, tried.hw_shape), out, 1e-6),
-            'after calls with other sizes, the output is not that of a new module',
+            alike(module(x, tried.hw_shape), expected, 1e-6),
+            'after other calls, the output is not that of a new module with the same weights: it '
+            'draws at random, or keeps what belongs to a call',
         )
     case.doing = 'in eval mode'
     same = all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
@@ -662,8 +717,9 @@ def onnx(case: Case) -> str:
 
 def linear(case: Case) -> str:
     measured: Dict[str, List[float]] = {}
+    narrow = min(case.small(), key=lambda setting: setting.dims * (setting.heads > 1))
     for side in SIDES:
-        setting = Setting(1, HEADS, 8, (side, side))
+        setting = narrow._replace(images=1, hw_shape=(side, side))
         module = case.build(case.on(setting), (side, side)).train()
         x = setting.tokens(requires_grad=True)
 
@@ -672,7 +728,7 @@ def linear(case: Case) -> str:
             return ()
 
         flops = FlopCounterMode(display=False, custom_mapping=FLOP_FORMULAS)
-        with flops, Watch(case.file, Tensor.numel) as largest, Work(case.file) as work:
+        with flops, Work(case.file) as work:
             job()
         memory = tensor_memory(job, x.device) or 0
         start = time.perf_counter()
@@ -680,22 +736,32 @@ def linear(case: Case) -> str:
         seconds = time.perf_counter() - start
         values = dict(memory=memory, FLOPs=flops.get_total_flops(), elements=work.elements)
         for name, value in dict(values, seconds=seconds).items():
-            measured.setdefault(name, []).append(value)
-    grown = {}
-    for name, (less, more) in measured.items():
-        grown[name] = math.log(max(more, 1e-9) / max(less, 1e-9)) / math.log(
-            (SIDES[1] / SIDES[0]) ** 2
-        )
+            measured.setdefault(name, []).append(max(value, 1e-9))
+    grown = {name: exponent(values, SIDES) for name, values in measured.items()}
     text = (
-        f'from {SIDES[0]}² to {SIDES[1]}² tokens, memory grows as N^{grown["memory"]:.2f}, FLOPs '
+        f'from {SIDES[0]}² to {SIDES[-1]}² tokens, memory grows as N^{grown["memory"]:.2f}, FLOPs '
         f'as N^{grown["FLOPs"]:.2f}, and elements read and written as N^{grown["elements"]:.2f} '
         f'(time here: N^{grown["seconds"]:.2f})'
     )
-    if max(grown['memory'], grown['FLOPs'], grown['elements']) > LINEAR:
-        in_pieces = max(grown['memory'], grown['FLOPs']) <= LINEAR
-        case.line = work.line if in_pieces else largest.line
+    too_much = [name for name in ('memory', 'FLOPs', 'elements') if grows(measured[name])]
+    if too_much:
+        case.line = work.line if too_much == ['elements'] else work.largest_line
         raise Broken(f"{text}; if that is meant, set not_promised = dict(linear='why')")
     return text
+
+
+def exponent(values: Sequence[float], sides: Sequence[int]) -> float:
+    """The power of the number of tokens by which values grow from the first side to the last."""
+    return math.log(values[-1] / values[0]) / math.log((sides[-1] / sides[0]) ** 2)
+
+
+def grows(values: Sequence[float]) -> bool:
+    """Whether values of the three sides grow by more than a linear attention.
+
+    Between two of them, one may jump, such as where an attention cuts large maps into parts.
+    """
+    steps = exponent(values[:2], SIDES[:2]), exponent(values[1:], SIDES[1:])
+    return exponent(values, SIDES) > LINEAR and min(steps) > STEADY
 
 
 class Point(NamedTuple):

@@ -135,12 +135,15 @@ class Work(Watching):
     Attributes:
         elements: The elements of all inputs and outputs.
         by_line: Those of each line of the file.
+        largest: The elements of the largest output.
+        largest_line: The line of the file that gave it.
     """
 
     def __init__(self, file: str) -> None:
         super().__init__(file)
-        self.elements = 0
+        self.elements, self.largest = 0, 0
         self.by_line: Dict[str, int] = {}
+        self.largest_line = ''
 
     def see(self, func: Any, inputs: List[Tensor], outputs: List[Tensor]) -> None:
         aliases = [value.alias_info for value in func._schema.returns]
@@ -148,8 +151,11 @@ class Work(Watching):
             return
         elements = sum(value.numel() for value in (*inputs, *outputs))
         self.elements += elements
-        if running := self.running_line():
+        running = self.running_line()
+        if running:
             self.by_line[running] = self.by_line.get(running, 0) + elements
+        if (most := max((value.numel() for value in outputs), default=0)) > self.largest:
+            self.largest, self.largest_line = most, running
 
     @property
     def line(self) -> str:

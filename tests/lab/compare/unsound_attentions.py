@@ -166,8 +166,7 @@ class AlwaysInHalf(Elu):
     """
 
     def mix(self, q, k, v, hw_shape):
-        out = super().mix(q, k, v.to(torch.bfloat16), hw_shape)
-        return out.to(v.dtype)
+        return super().mix(q, k, v.to(torch.bfloat16).to(v.dtype), hw_shape)
 
 
 class DividesByTheSpread(Elu):
