@@ -23,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ...analysis.complexity import FLOP_FORMULAS
 from ...analysis.measuring import tensor_memory
 from ...models import BaseAttention
+from ...ops.precision import HALVES
 from .watching import Casts, NoDropout, Watch, Work, line_of_error, not_finite
 
 C, HEADS = 32, 2
@@ -193,7 +194,8 @@ class Case:
         if casts.dtype is None:
             return Precision(torch.float64, 1e-9)
         text = f'checked to the precision of {str(casts.dtype)[6:]}, to which it casts fp64'
-        return Precision(torch.float64, 1e-4, text, casts.line)
+        rounding = 5e-2 if casts.dtype in HALVES else 1e-4
+        return Precision(torch.float64, rounding, text, casts.line, casts.dtype)
 
     def exact(self, setting: Setting, **options: Any) -> Any:
         """A module in fp64, or in fp32 if it takes no fp64."""
@@ -216,12 +218,14 @@ class Precision(NamedTuple):
         rounding: Relative error of an output whose sums have another order.
         text: Why that is not fp64, or ``''``.
         line: The line of the file that is the reason, or ``''``.
+        casts_to: The dtype with the fewest bits that it casts to, or None.
     """
 
     dtype: torch.dtype
     rounding: float
     text: str = ''
     line: str = ''
+    casts_to: Optional[torch.dtype] = None
 
 
 def alike(value: Tensor, expected: Tensor, relative: float) -> bool:
@@ -448,6 +452,10 @@ def half(case: Case, dtype: torch.dtype, name: str) -> None:
 
 def gradients(case: Case) -> str:
     """In fp64, along random directions of the input and of all parameters."""
+    narrow, case.line = case.precision.casts_to, case.precision.line
+    case.doing = 'in fp64'
+    case.require(narrow not in HALVES, f'it casts to {str(narrow)[6:]}, whatever it is given')
+    case.line = ''
     for number, setting in enumerate(case.settings):
         if setting.hw_shape == LARGE_MAPS[1]:
             continue
@@ -498,7 +506,7 @@ def right_along_directions(case: Case, module: nn.Module, setting: Setting) -> N
         return abs(difference - expected) <= relative * max(norm, abs(difference))
 
     # Differences of fp32 need larger steps, in which the function bends.
-    steps, relative = (1e-6, 1e-7, 1e-8), 1e-4
+    steps, relative = (1e-6, 1e-7, 1e-8), 1e-3  # one of 400 tokens is 0.05
     if case.precision.text:
         steps, relative = (1e-2, 5e-3, 2e-3), 5e-2
     if not any(is_right(step, *values) for step in steps):

@@ -103,7 +103,7 @@ class Watch(Watching):
 
 
 class Casts(Watching):
-    """Finds the first line of a file that casts fp64 to fewer bits.
+    """Finds the first line of a file that casts to the fewest bits, from fp64.
 
     Attributes:
         dtype: The dtype that it casts to, or None.
@@ -113,18 +113,15 @@ class Casts(Watching):
     def __init__(self, file: str) -> None:
         super().__init__(file)
         self.dtype: Optional[torch.dtype] = None
-        self.line = ''
+        self.line, self.bits = '', 64
 
     def see(self, func: Any, inputs: List[Tensor], outputs: List[Tensor]) -> None:
-        cast = func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
-        if self.dtype is not None or not cast or not any(map(is_double, inputs)):
-            return
-        if outputs[0].is_floating_point() and not is_double(outputs[0]):
-            self.dtype, self.line = outputs[0].dtype, self.running_line()
-
-
-def is_double(value: Tensor) -> bool:
-    return value.dtype == torch.float64
+        # The last input is what is cast: copy_ has the place that it goes to before it.
+        is_cast = func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+        if is_cast and inputs[-1].is_floating_point() and outputs[0].is_floating_point():
+            bits = torch.finfo(outputs[0].dtype).bits
+            if bits < min(self.bits, torch.finfo(inputs[-1].dtype).bits):
+                self.dtype, self.bits, self.line = outputs[0].dtype, bits, self.running_line()
 
 
 class Work(Watching):
