@@ -3,13 +3,13 @@
 import inspect
 import time
 import warnings
-from typing import Dict, Iterator, NamedTuple, Optional
+from typing import Collection, Dict, Iterator, NamedTuple, Optional
 
 import torch
 
 from ...models.known_options import did_you_mean
 from .points import POINTS, Broken, Case, NotHere
-from .watching import line_of_class, line_of_error
+from .watching import line_of_class
 
 PASSED, FAILED, NOT_PROMISED, NOT_CHECKED = 'passed', 'failed', 'not promised', 'not checked'
 
@@ -32,7 +32,35 @@ class Finding(NamedTuple):
     seconds: float = 0.0
 
 
-def check_contract(cls: type, options: Optional[dict] = None) -> Iterator[Finding]:
+def points_not_promised(cls: type) -> Dict[str, str]:
+    """The points that a class does not promise, each with the reason.
+
+    Raises:
+        ValueError: If ``not_promised`` is no dict of reasons, or names a point that there is not.
+    """
+    given = getattr(cls, 'not_promised', {})
+    is_dict = isinstance(given, dict)
+    if not is_dict or not all(isinstance(reason, str) for reason in given.values()):
+        raise ValueError(
+            f'{cls.__name__}.not_promised must be a dict of points and reasons, such as '
+            f"dict(linear='each query reads each key'), got {given!r}"
+        )
+    for name in given:
+        if name not in POINTS:
+            near = did_you_mean(str(name), POINTS)
+            raise ValueError(
+                f'{cls.__name__}.not_promised has no point {name!r}{near}; the points are '
+                f'{", ".join(POINTS)}'
+            )
+    return given
+
+
+def check_contract(
+    cls: type,
+    options: Optional[dict] = None,
+    seed: int = 0,
+    points: Optional[Collection[str]] = None,
+) -> Iterator[Finding]:
     """Check an attention, point by point.
 
     A class may say which points it does not promise, and why:
@@ -41,12 +69,15 @@ def check_contract(cls: type, options: Optional[dict] = None) -> Iterator[Findin
     Args:
         cls: The class.
         options: Its options. Default: None, its own defaults.
+        seed: Seed of the batches, heads and channels that are tried, and of all values. Default: 0.
+        points: Names of the points to check. Default: None, all.
 
     Yields:
-        A :class:`Finding` for each point.
+        A :class:`Finding` for each point. Where no size works, the points that need one are not
+        checked. Where a point fails by the error of an earlier one, its text says so.
 
     Raises:
-        ValueError: If ``not_promised`` names a point that there is not.
+        ValueError: If ``not_promised`` is no dict of reasons, or names a point that there is not.
 
     Examples:
         >>> from mmlaplace.lab.compare.contract import check_contract
@@ -54,40 +85,36 @@ def check_contract(cls: type, options: Optional[dict] = None) -> Iterator[Findin
         >>> next(check_contract(LinearAttention)).state
         'passed'
     """
-    promised_not: Dict[str, str] = getattr(cls, 'not_promised', {})
-    for name in promised_not:
-        if name not in POINTS:
-            raise ValueError(
-                f'{cls.__name__}.not_promised has no point {name!r}{did_you_mean(name, POINTS)}; '
-                f'the points are {", ".join(POINTS)}'
-            )
-    file = inspect.getsourcefile(cls) or ''
-    for name in POINTS:
+    promised_not = points_not_promised(cls)
+    case = Case(cls, options or {}, inspect.getsourcefile(cls) or '', seed)
+    for name in POINTS if points is None else [name for name in POINTS if name in points]:
         if name in promised_not:
             yield Finding(name, NOT_PROMISED, promised_not[name])
-            continue
-        finding = _checked(name, Case(cls, options or {}, file))
-        yield finding
-        if name == 'build' and finding.state == FAILED:
-            return  # all others would fail for the same reason
+        elif not case.small(1):
+            yield Finding(name, NOT_CHECKED, 'it needs a size that works')
+        else:
+            yield _checked(name, case, seed)
 
 
-def _checked(name: str, case: Case) -> Finding:
+def _checked(name: str, case: Case, seed: int) -> Finding:
     start = time.perf_counter()
-    torch.manual_seed(0)
-    state, line = PASSED, ''
+    torch.manual_seed(seed)
+    case.doing, case.line = '', ''
+    state = PASSED
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')  # of exporters, about their own future
             text = POINTS[name].check(case) or ''
+        line = case.line
     except NotHere as error:
-        state, text = NOT_CHECKED, str(error)
-    except Broken as error:
-        state, text, line = FAILED, str(error), case.line
-    except Exception as error:  # of the attention, which is what is looked for
-        first = (str(error).strip().splitlines() or [''])[0]
-        state, text = FAILED, f'{case.doing}: {type(error).__name__}: {first}'
-        line = line_of_error(error, case.file)
-    if state == FAILED:
+        state, text, line = NOT_CHECKED, str(error), ''
+    except (Exception, SystemExit) as error:  # of the attention, which is what is looked for
+        state = FAILED
+        text, line = case.told(error)
+        cause = type(error).__name__, line
+        if not isinstance(error, Broken) and line:
+            first = case.causes.setdefault(cause, name)
+            if first != name:
+                text = f'the error of {first!r} again'
         line = line or line_of_class(case.cls, case.file)
     return Finding(name, state, text, line, time.perf_counter() - start)

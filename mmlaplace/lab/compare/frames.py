@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any, Dict, List, NamedTuple
 
 from ...models import QKVAttention
-from ..side_by_side.attention_file import find_attention
+from ..side_by_side.attention_file import find_attention, name_and_options
 from ..side_by_side.attention_study import config_of
 
 # Linears of queries, keys and values, a 3 x 3 depthwise convolution of V as the only position, and
@@ -56,7 +56,7 @@ def candidate(name: str, own_frames: bool = False) -> Candidate:
         >>> candidate('SOFT').changed
         {'lepe_filters': 'channel', 'lepe_bias': True}
     """
-    kind, *options = name.split(', ')
+    kind, options = name_and_options(name)
     cls: Any = find_attention(kind)
     label = ', '.join([cls.__name__.removesuffix('Attention'), *options])
     given = config_of(name, landmarks=None)

@@ -5,10 +5,11 @@ import linecache
 import re
 import sys
 from types import TracebackType
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
@@ -45,7 +46,40 @@ def line_of_class(cls: type, file: str) -> str:
     return line(file, inspect.getsourcelines(cls)[1])
 
 
-class Watch(TorchDispatchMode):
+class Watching(TorchDispatchMode):
+    """Sees each operation, and knows the line of a file that runs it.
+
+    Args:
+        file: The file.
+    """
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        self.file = file
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.see(func, tensors((args, kwargs)), tensors(out))
+        return out
+
+    def see(self, func: Any, inputs: List[Tensor], outputs: List[Tensor]) -> None:
+        """Take note of an operation with its inputs and outputs."""
+        raise NotImplementedError
+
+    def running_line(self) -> str:
+        """The line of the file that is running, or ``''``."""
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename != self.file:
+            frame = frame.f_back  # type: ignore[assignment]
+        return '' if frame is None else line(self.file, frame.f_lineno)
+
+
+def tensors(tree: Any) -> List[Tensor]:
+    """The tensors in nested lists, tuples and dicts."""
+    return [value for value in tree_flatten(tree)[0] if isinstance(value, Tensor)]
+
+
+class Watch(Watching):
     """Finds the line of a file whose operation gave the tensor with the largest score.
 
     Args:
@@ -58,22 +92,88 @@ class Watch(TorchDispatchMode):
     """
 
     def __init__(self, file: str, score: Callable[[Tensor], float]) -> None:
-        super().__init__()
-        self.file, self.score = file, score
+        super().__init__(file)
+        self.score = score
         self.largest, self.line = 0.0, ''
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for value in tree_flatten(out)[0]:
-            if isinstance(value, Tensor) and (score := self.score(value)) > self.largest:
+    def see(self, func: Any, inputs: List[Tensor], outputs: List[Tensor]) -> None:
+        for value in outputs:
+            if (score := self.score(value)) > self.largest:
                 self.largest, self.line = score, self.running_line()
-        return out
 
-    def running_line(self) -> str:
-        frame = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename != self.file:
-            frame = frame.f_back  # type: ignore[assignment]
-        return '' if frame is None else line(self.file, frame.f_lineno)
+
+class Casts(Watching):
+    """Finds the first line of a file that casts to the fewest bits, from fp64.
+
+    Attributes:
+        dtype: The dtype that it casts to, or None.
+        line: The line of the file, or ``''``.
+    """
+
+    def __init__(self, file: str) -> None:
+        super().__init__(file)
+        self.dtype: Optional[torch.dtype] = None
+        self.line, self.bits = '', 64
+
+    def see(self, func: Any, inputs: List[Tensor], outputs: List[Tensor]) -> None:
+        # The last input is what is cast: copy_ has the place that it goes to before it.
+        is_cast = func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+        if is_cast and inputs[-1].is_floating_point() and outputs[0].is_floating_point():
+            bits = torch.finfo(outputs[0].dtype).bits
+            if bits < min(self.bits, torch.finfo(inputs[-1].dtype).bits):
+                self.dtype, self.bits, self.line = outputs[0].dtype, bits, self.running_line()
+
+
+class Work(Watching):
+    """Counts the elements that operations read and write, in the backward pass too.
+
+    Views read and write nothing.
+
+    Attributes:
+        elements: The elements of all inputs and outputs.
+        by_line: Those of each line of the file.
+        largest: The elements of the largest output.
+        largest_line: The line of the file that gave it.
+    """
+
+    def __init__(self, file: str) -> None:
+        super().__init__(file)
+        self.elements, self.largest = 0, 0
+        self.by_line: Dict[str, int] = {}
+        self.largest_line = ''
+
+    def see(self, func: Any, inputs: List[Tensor], outputs: List[Tensor]) -> None:
+        aliases = [value.alias_info for value in func._schema.returns]
+        if any(alias is not None and not alias.is_write for alias in aliases):
+            return
+        elements = sum(value.numel() for value in (*inputs, *outputs))
+        self.elements += elements
+        running = self.running_line()
+        if running:
+            self.by_line[running] = self.by_line.get(running, 0) + elements
+        if (most := max((value.numel() for value in outputs), default=0)) > self.largest:
+            self.largest, self.largest_line = most, running
+
+    @property
+    def line(self) -> str:
+        """The line of the file with the most elements, or ``''``."""
+        return max(self.by_line, key=self.by_line.__getitem__, default='')
+
+
+class NoDropout(TorchFunctionMode):
+    """A context in which dropout keeps everything, that of layers and that of functions.
+
+    It does not see dropout inside other functions of torch, such as those of
+    ``nn.MultiheadAttention``.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if 'dropout' in getattr(func, '__name__', ''):
+            return args[0] if args else kwargs['input']
+        if 'dropout_p' in kwargs:  # of scaled_dot_product_attention
+            kwargs['dropout_p'] = 0.0
+        return func(*args, **kwargs)
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Dict
+from typing import Any, Dict, List, Tuple
 
 from mmengine.registry import MODELS
 
@@ -21,6 +21,22 @@ def registered_attentions() -> Dict[str, type]:
         for name, cls in sorted(MODELS.module_dict.items())
         if issubclass(cls, BaseAttention) and cls is not WindowAttention
     }
+
+
+def name_and_options(name: str) -> Tuple[str, List[str]]:
+    """The name of an attention without its options, and these, such as ``power=3``.
+
+    The path of a file may have commas.
+
+    Examples:
+        >>> from mmlaplace.lab.side_by_side.attention_file import name_and_options
+        >>> name_and_options('my, files/pola.py:MyPola, power=3, gate=false')
+        ('my, files/pola.py:MyPola', ['power=3', 'gate=false'])
+    """
+    folder, slash, rest = name.rpartition('/') if '.py:' in name else ('', '', name)
+    before, ends, after = rest.rpartition('.py:')
+    kind, *options = after.split(', ')
+    return f'{folder}{slash}{before}{ends}{kind}', options
 
 
 def find_attention(name: str) -> type:
@@ -131,7 +147,7 @@ def _imported(name: str, spec: Any) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         MODELS.module_dict.clear()
         MODELS.module_dict.update(before)
@@ -143,6 +159,11 @@ def _imported(name: str, spec: Any) -> ModuleType:
         ]
         at = line or (lines[-1] if lines else None)
         place = f'{spec.origin}:{at}' if at else spec.origin
+        if isinstance(error, SystemExit):
+            raise ValueError(
+                f'{place} ends Python where the file is imported; call sys.exit below '
+                "if __name__ == '__main__' alone"
+            ) from error
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
         raise ValueError(
             f'{place} cannot be imported ({type(error).__name__}: {reason}); mend the file'

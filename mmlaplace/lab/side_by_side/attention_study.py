@@ -13,7 +13,7 @@ from mmengine.utils.dl_utils import TORCH_VERSION
 
 from ...model_zoo import files_root
 from ..mini_datasets.fashion import DIGESTS as FASHION_FILES
-from .attention_file import find_attention, registered_attentions
+from .attention_file import find_attention, name_and_options, registered_attentions
 
 BASE = files_root() / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
 SIZES = (224, 512, 1024, 2048)  # sides of the images for the measurement of time and memory
@@ -206,7 +206,7 @@ def config_of(name: str, landmarks: Optional[int] = LANDMARKS) -> dict:
         >>> config_of('LaplacianAttention, kernel=gaussian, bandwidth=2.0')
         {'type': 'LaplacianAttention', 'kernel': 'gaussian', 'bandwidth': 2.0, 'num_landmarks': 16}
     """
-    kind, *options = name.split(', ')
+    kind, options = name_and_options(name)
     cfg: Dict[str, Any] = dict(WITH_OPTIONS.get(name, dict(type=kind)))
     if name not in WITH_OPTIONS:
         pairs = [option.partition('=') for option in options]

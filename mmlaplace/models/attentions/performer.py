@@ -70,6 +70,9 @@ class PerformerAttention(QKVAttention):
         torch.Size([110, 32])
     """
 
+    not_promised = dict(
+        gradients="the largest exponent is a constant to them, as in the authors' code"
+    )
     tested_options = (dict(features='relu', rope=True), dict(num_features=70, equal_norms=True))
 
     def __init__(

@@ -113,7 +113,10 @@ class ReformerAttention(QKVAttention):
     fixed_options = ('qkv', 'sr_ratio', 'key_positions')
     same_tokens = 'its keys are the queries'
     mixes_queries = True
-    not_promised = dict(linear='small maps are computed over all pairs, which is cheaper there')
+    not_promised = dict(
+        linear='small maps are computed over all pairs, which is cheaper there',
+        positions='on large maps, tokens of a bucket are sorted by their order, not by rows',
+    )
 
     def __init__(
         self,
