@@ -1,18 +1,64 @@
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ..layers import map_to_tokens, softmax_attention, tokens_to_map
+from ..layers import DepthwiseConv, map_to_tokens, softmax_attention, tokens_to_map
 from ..layers.checks import check_counts
+from ..layers.shared_conv import SharedConv2d
 from ..layers.tables import computed_once
 from ..layers.windows import Windows, windows_of
 from .base import QKVAttention
 from .frame import Frame
 
 Sides = Tuple[int, int]
+
+
+class Stripes(NamedTuple):
+    """The stripes of some of the channels.
+
+    Attributes:
+        channels: Which channels these are.
+        windows: How the tokens of a map lie in the stripes.
+        side: Height and width of a stripe.
+    """
+
+    channels: slice
+    windows: Windows
+    side: Sides
+
+
+class StripedConv2d(SharedConv2d):
+    """A depthwise convolution of tokens ``(B, N, C)`` that does not cross the borders of stripes.
+
+    The channels of each of the stripes are convolved inside of these, ``-> (B, N, C)``.
+    """
+
+    def forward(self, x: Tensor, stripes: List[Stripes]) -> Tensor:
+        weight, bias = self.filters(x.shape[2] // self.in_channels)
+        outs = []
+        for channels, windows, side in stripes:
+            maps = F.conv2d(
+                tokens_to_map(windows.split(x[..., channels]), side),
+                weight[channels],
+                None if bias is None else bias[channels],
+                padding=self.padding,
+                groups=channels.stop - channels.start,
+            )
+            outs.append(windows.join(map_to_tokens(maps)))
+        return torch.cat(outs, dim=2)
+
+
+class StripedConv(DepthwiseConv):
+    """:class:`DepthwiseConv` inside stripes, which take the place of the map's sides."""
+
+    conv_types = (StripedConv2d, StripedConv2d)
+
+    def forward(self, x: Tensor, stripes: List[Stripes]) -> Tensor:
+        """``(B, N, C) -> (B, N, C)``."""
+        return self.conv(x, stripes)
 
 
 @MODELS.register_module()
@@ -51,6 +97,7 @@ class CrossShapedAttention(QKVAttention):
     """
 
     frame = Frame(lepe_kernel=3)
+    lepe_type = StripedConv
     fixed_options = ('sr_ratio',)
     not_promised = dict(linear='stripes are as long as the map')
     no_multihead = 'its stripes are rows and columns of a map'
@@ -91,22 +138,11 @@ class CrossShapedAttention(QKVAttention):
         """The convolution of V inside stripes."""
         if self.lepe is None:
             return None
-        lepe: Any = self.lepe
-        weight, bias = lepe.filters()
-        dims, outs = self.dims.value // self.num_heads, []
+        dims, stripes = self.dims.value // self.num_heads, []
         for heads, side in self.halves(hw_shape):
-            own = slice(heads.start * dims, heads.stop * dims)
-            stripes = stripes_of(v, hw_shape, side)
-            maps = tokens_to_map(stripes.split(v[..., own]), side)
-            maps = F.conv2d(
-                maps,
-                weight[own],
-                None if bias is None else bias[own],
-                padding=self.frame.lepe_kernel // 2,
-                groups=maps.shape[1],
-            )
-            outs.append(stripes.join(map_to_tokens(maps)))
-        return torch.cat(outs, dim=2)
+            channels = slice(heads.start * dims, heads.stop * dims)
+            stripes.append(Stripes(channels, stripes_of(v, hw_shape, side), side))
+        return self.lepe(v, stripes)
 
 
 def split_heads(x: Tensor, head_dims: int) -> Tensor:

@@ -1,7 +1,6 @@
 """Blocks of tokens and their parts: FFN, stochastic depth, layer scale."""
 
-from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -10,8 +9,6 @@ import torch.utils.checkpoint as checkpoint
 from mmengine.model import BaseModule, Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
-from torch.nn.modules import module as every_module
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmlaplace.ops._checks import is_compiling
 from mmlaplace.ops.backend import in_cpu_graph, with_current_backend
@@ -20,7 +17,8 @@ from mmlaplace.ops.precision import autocasting
 
 from .build import build_activation, build_token_norm
 from .feature_map import DepthwiseConv
-from .rep_norm import PRepBN
+from .recomputing import is_recomputing, statistics_kept
+from .untouched import are_untouched
 
 DROP_PATH_PER = ('sample', 'element')
 FFN_LAYERS: Tuple[Any, ...] = (nn.Linear, nn.GELU, nn.Dropout, nn.Linear, nn.Dropout)
@@ -93,24 +91,6 @@ class LayerScale(nn.Module):
         return x * self.weight
 
 
-def are_untouched(layers: Iterable[nn.Module]) -> bool:
-    """Whether no layer has a hook, or another forward than its class."""
-    if every_module._has_any_global_hook():
-        return False
-    for layer in layers:
-        hooked = layer._forward_hooks or layer._forward_pre_hooks
-        if hooked or layer._backward_hooks or layer._backward_pre_hooks:
-            return False
-        if 'forward' in layer.__dict__:
-            return False
-    return True
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has a hook of any kind, of which torch has a dict each."""
-    return any(value for name, value in module.__dict__.items() if name.endswith('_hooks'))
-
-
 class FFN(BaseModule):
     """Linear, an optional depthwise convolution, an activation, linear.
 
@@ -168,16 +148,20 @@ class FFN(BaseModule):
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
-        first, act, dropout, second, last = self.layers._modules.values()
-        if self.dwconv is None and self.is_one_op(x):
+        layers = self.layers
+        if self.dwconv is None:
+            if not self.is_one_op(x):
+                return layers(x)
+            first, act, _, second, _ = layers
             return gelu_ffn(
                 x, first.weight, first.bias, second.weight, second.bias, act.approximate
             )
+        first, act, dropout, second, last = layers
         x = first(x)  # (B, N, C * ffn_ratio)
-        if self.dwconv is not None and not self.dwconv_residual:
+        if not self.dwconv_residual:
             x = self.dwconv(x if self.dwconv_act is None else self.dwconv_act(x), hw_shape)
         x = dropout(act(x))
-        if self.dwconv is not None and self.dwconv_residual:
+        if self.dwconv_residual:
             x = x + self.dwconv(x, hw_shape)
             x = act(x) if self.act_twice else x
         return last(second(x))
@@ -196,7 +180,9 @@ class FFN(BaseModule):
         elif torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0:
             return False
         layers: Any = tuple(self.layers._modules.values())
-        if tuple(map(type, layers)) != FFN_LAYERS or not are_untouched(layers):
+        if tuple(map(type, layers)) != FFN_LAYERS:
+            return False
+        if not are_untouched((self.layers, *layers)):
             return False
         if (nn.Linear.forward, nn.GELU.forward, nn.Dropout.forward) != TORCHS_FORWARDS:
             return False
@@ -231,16 +217,19 @@ class Block(BaseModule):
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
         if self.with_cp and torch.is_grad_enabled():
-            if is_compiling():
-                return checkpoint.checkpoint(self._forward, x, hw_shape, use_reentrant=False)
-            return checkpoint.checkpoint(
-                with_current_backend(self._forward),
-                x,
-                hw_shape,
-                use_reentrant=False,
-                context_fn=lambda: (nullcontext(), _statistics_kept(self, _counts(self))),
-            )
+            compiling = is_compiling()
+            forward = self._forward if compiling else with_current_backend(self._counted_once)
+            return checkpoint.checkpoint(forward, x, hw_shape, use_reentrant=False)
+        if self.training:
+            return self._counted_once(x, hw_shape)
         return self._forward(x, hw_shape)
+
+    def _counted_once(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        """The forward, which leaves the statistics of BatchNorms if a checkpoint repeats it."""
+        if not is_recomputing():
+            return self._forward(x, hw_shape)
+        with statistics_kept(self):
+            return self._forward(x, hw_shape)
 
 
 class TransformerBlock(Block):
@@ -330,35 +319,3 @@ class TransformerBlock(Block):
             if not self.norm_first:
                 x = norm(x)
         return x
-
-
-def _counts(module: nn.Module) -> List[Tuple[Tensor, Tensor]]:
-    """The counts of forwards in BatchNorms and :class:`PRepBN`, each with a copy of it."""
-    counts = [
-        part.forwards if isinstance(part, PRepBN) else part.num_batches_tracked
-        for part in module.modules()
-        if isinstance(part, (_BatchNorm, PRepBN))
-    ]
-    return [(count, count.clone()) for count in counts if count is not None]
-
-
-@contextmanager
-def _statistics_kept(module: nn.Module, before: List[Tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """A context in which BatchNorms do not update their running statistics again.
-
-    Counts, on which :class:`PRepBN` depends, are those given: of before the pass that is computed
-    again, after which other passes may have come.
-    """
-    momenta = [(part, part.momentum) for part in module.modules() if isinstance(part, _BatchNorm)]
-    now = _counts(module)
-    for norm, _ in momenta:
-        norm.momentum = 0.0
-    for count, value in before:
-        count.copy_(value)
-    try:
-        yield
-    finally:
-        for norm, momentum in momenta:
-            norm.momentum = momentum
-        for count, value in now:
-            count.copy_(value)

@@ -1,19 +1,101 @@
-"""A stage of a pyramid, as data."""
+"""A stage of a pyramid, as data and as a module."""
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch.nn as nn
-from mmengine.model import ModuleDict, ModuleList
+from mmengine.model import BaseModule, ModuleList
+from torch import Tensor
 
 from ..attentions.frame import Frame
 from ..layers import PositionEmbedding, TransformerBlock
+from ..layers.recomputing import is_recomputing, statistics_kept
 from .options import attention_class, takes, with_frame
 
 
 def in_every_block(attn: dict, depth: int) -> List[Optional[dict]]:
     """One attention in all blocks."""
     return [attn] * depth
+
+
+class StageLayers(BaseModule):
+    """The layers of one stage, from its map to its tokens.
+
+    Backbones call their stages, so ``backbone.stages[i]`` can have hooks, and activation
+    checkpointing or sharding can wrap it. ``stage['blocks']`` is ``stage.blocks``. A stage that has
+    no such layer does not contain its name: ``'position' in stage``.
+
+    Args:
+        patch_embed: Makes the tokens of a map.
+        position: Adds positions and a class token, or None.
+        blocks: Mix the tokens.
+        norm: What the tokens pass behind the blocks, or None.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import LaplacianFormer
+        >>> stage = LaplacianFormer('micro').stages[0]
+        >>> tokens, hw_shape = stage(torch.randn(1, 3, 64, 96))
+        >>> tokens.shape, hw_shape, len(stage['blocks'])
+        (torch.Size([1, 384, 32]), (16, 24), 1)
+    """
+
+    # A subclass of ModuleDict would be a container without a forward for torch's fully_shard.
+    def __init__(
+        self,
+        patch_embed: nn.Module,
+        position: Optional[nn.Module],
+        blocks: Sequence[nn.Module],
+        norm: Optional[nn.Module],
+    ) -> None:
+        super().__init__()
+        self.patch_embed = patch_embed
+        self.position = position
+        self.blocks = ModuleList(blocks)
+        self.norm = norm
+
+    def __getitem__(self, name: str) -> nn.Module:
+        return self._modules[name]  # type: ignore[return-value]  # none of them is None
+
+    def __contains__(self, name: str) -> bool:
+        return self._modules.get(name) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self.named_children())
+
+    def forward(
+        self, x: Tensor, after: Collection[int] = (), stop: bool = False
+    ) -> Tuple[Any, ...]:
+        """A map to the tokens of the stage.
+
+        Args:
+            x: ``(B, C_in, H', W')``.
+            after: Numbers of the blocks after which the tokens are returned too. Default: none.
+            stop: Whether to end after the last of these blocks. Default: False.
+
+        Returns:
+            Tokens ``(B, N, C)``, with class tokens ``(B, 1 + N, C)``; the sides ``(H, W)`` of their
+            map; and the tokens after each of the blocks in ``after``.
+        """
+        if self.training and is_recomputing():
+            with statistics_kept(self):
+                return self._forward(x, after, stop)
+        return self._forward(x, after, stop)
+
+    def _forward(self, x: Tensor, after: Collection[int], stop: bool) -> Tuple[Any, ...]:
+        x, hw_shape = self.patch_embed(x)  # (B, N, C), (H, W)
+        if self.position is not None:
+            x = self.position(x, hw_shape)  # (B, N, C), or (B, 1 + N, C)
+        kept: List[Tensor] = []
+        for i, block in enumerate(self.blocks):
+            x = block(x, hw_shape)
+            if i in after:
+                kept.append(x)
+            if stop and len(kept) == len(after):
+                return (x, hw_shape, *kept)
+        if self.norm is not None:
+            x = self.norm(x)
+        return (x, hw_shape, *kept)
 
 
 @dataclass(frozen=True)
@@ -122,20 +204,15 @@ class Stage:
         with_cp: bool,
         norm_cfg: Optional[dict],
         act_cfg: Optional[dict],
-    ) -> ModuleDict:
-        """The modules ``patch_embed``, ``position`` and ``norm`` (if any), and ``blocks``.
-
-        The ``norm`` is the stage's ``end``.
-        """
-        # mmengine's containers, as init_weights goes down through no others.
-        stage = ModuleDict()
+    ) -> StageLayers:
+        """The modules of the stage. Their ``norm`` is the stage's ``end``."""
         norm = {} if norm_cfg is None else dict(norm_cfg=norm_cfg)
         embed = self.embed(in_channels, embed_dims, **(norm if self.embed_norm else {}))
-        stage['patch_embed'] = embed
+        position = None
         if self.position is not None:
             options = dict(self.position)
             kind = options.pop('type', PositionEmbedding)
-            stage['position'] = kind(embed_dims, resolution, drop_rate=drop_rate, **options)
+            position = kind(embed_dims, resolution, drop_rate=drop_rate, **options)
         block = dict(
             self.block,
             ffn_ratio=ffn_ratio,
@@ -147,10 +224,9 @@ class Stage:
         if act_cfg is not None:
             block['ffn_cfg'] = dict(block.get('ffn_cfg', {}), act_cfg=act_cfg)
         sizes = dict(embed_dims=embed_dims, num_heads=num_heads, input_resolution=resolution)
-        stage['blocks'] = ModuleList()
+        blocks = []
         for attn_cfg, rate in zip(self.attn_cfgs(len(drop_path_rates), **sizes), drop_path_rates):
             own = {} if attn_cfg is None else dict(attn_cfg=attn_cfg)
-            stage['blocks'].append(make(embed_dims, drop_path_rate=rate, **own, **block))
-        if self.end is not None:
-            stage['norm'] = self.end(embed_dims, **norm)
-        return stage
+            blocks.append(make(embed_dims, drop_path_rate=rate, **own, **block))
+        end = None if self.end is None else self.end(embed_dims, **norm)
+        return StageLayers(embed, position, blocks, end)
