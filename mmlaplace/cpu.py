@@ -11,8 +11,7 @@ from torch import Tensor
 from torch._C import _functorch
 from torch.autograd import forward_ad
 
-from .models.layers.block import FFN, TORCHS_FORWARDS
-from .models.layers.untouched import are_untouched, has_hooks
+from .models.layers.block import FFN, TORCHS_FORWARDS, are_untouched, has_hooks
 from .ops.backend import exporting
 from .ops.gelu_ffn import PLAIN, block_rows, has_onednn, in_blocks, in_order, onednn_linear
 

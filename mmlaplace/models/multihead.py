@@ -13,8 +13,8 @@ from mmlaplace.ops import exporting
 from mmlaplace.ops.precision import no_autocast
 
 from .attentions import Projected
+from .layers.block import has_hooks
 from .layers.padding import equal_lengths, places_of, taken
-from .layers.untouched import has_hooks
 from .mixing_rule import mixing_rule, options_of_rule
 from .pyramid.options import attention_class, takes
 from .pyramid.tracing import one_step

@@ -10,10 +10,10 @@ from torch import Tensor
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import softmax_attention
+from ..layers.block import own_bias
 from ..layers.pairs import check_pairs_fit, offsets_of_pairs
 from ..layers.tables import computed_once
 from ..layers.unit_vectors import unit_vectors
-from ..layers.untouched import own_bias
 from .base import Projected, QKVAttention
 
 MOST_LOG_SCALE = math.log(100.0)

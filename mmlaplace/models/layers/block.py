@@ -1,14 +1,16 @@
-"""Blocks of tokens and their parts: FFN, stochastic depth, layer scale."""
+"""Stages and blocks of tokens, and their parts: FFN, stochastic depth, layer scale."""
 
-from typing import Any, Callable, List, Optional, Tuple
+from contextlib import nullcontext
+from typing import Any, Callable, Collection, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 import torch.utils.checkpoint as checkpoint
-from mmengine.model import BaseModule, Sequential
+from mmengine.model import BaseModule, ModuleList, Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
+from torch.nn.modules import module as every_module
 
 from mmlaplace.ops._checks import is_compiling
 from mmlaplace.ops.backend import in_cpu_graph, with_current_backend
@@ -18,7 +20,6 @@ from mmlaplace.ops.precision import autocasting
 from .build import build_activation, build_token_norm
 from .feature_map import DepthwiseConv
 from .recomputing import is_recomputing, statistics_kept
-from .untouched import are_untouched
 
 DROP_PATH_PER = ('sample', 'element')
 FFN_LAYERS: Tuple[Any, ...] = (nn.Linear, nn.GELU, nn.Dropout, nn.Linear, nn.Dropout)
@@ -89,6 +90,44 @@ class LayerScale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.weight
+
+
+def are_untouched(layers: Iterable[nn.Module]) -> bool:
+    """Whether no layer has a hook, or another forward than its class."""
+    if every_module._has_any_global_hook():
+        return False
+    for layer in layers:
+        hooked = layer._forward_hooks or layer._forward_pre_hooks
+        if hooked or layer._backward_hooks or layer._backward_pre_hooks:
+            return False
+        if 'forward' in layer.__dict__:
+            return False
+    return True
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has a hook of any kind, of which torch has a dict each."""
+    return any(value for name, value in module.__dict__.items() if name.endswith('_hooks'))
+
+
+def own_bias(linear: nn.Module) -> Optional[Tensor]:
+    """The bias that a linear layer adds, or None where only a call of the layer can tell.
+
+    Tools that prune, quantise, shard or wrap a layer change what its call computes, and often its
+    attribute ``bias`` too.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers.block import own_bias
+        >>> linear = torch.nn.Linear(4, 4)
+        >>> own_bias(linear) is linear.bias
+        True
+        >>> hook = linear.register_forward_hook(lambda module, inputs, out: 2 * out)
+        >>> own_bias(linear) is None
+        True
+    """
+    bias = linear._parameters.get('bias', linear.__dict__.get('bias'))
+    return bias if isinstance(bias, Tensor) and are_untouched([linear]) else None
 
 
 class FFN(BaseModule):
@@ -319,3 +358,79 @@ class TransformerBlock(Block):
             if not self.norm_first:
                 x = norm(x)
         return x
+
+
+class StageLayers(BaseModule):
+    """The layers of one stage, from its map to its tokens.
+
+    Backbones call their stages, so ``backbone.stages[i]`` can have hooks, and activation
+    checkpointing or sharding can wrap it. ``stage['blocks']`` is ``stage.blocks``. A stage that has
+    no such layer does not contain its name: ``'position' in stage``.
+
+    Args:
+        patch_embed: Makes the tokens of a map.
+        position: Adds positions and a class token, or None.
+        blocks: Mix the tokens.
+        norm: What the tokens pass behind the blocks, or None.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import LaplacianFormer
+        >>> stage = LaplacianFormer('micro').stages[0]
+        >>> tokens, hw_shape = stage(torch.randn(1, 3, 64, 96))
+        >>> tokens.shape, hw_shape, len(stage['blocks'])
+        (torch.Size([1, 384, 32]), (16, 24), 1)
+    """
+
+    # A subclass of ModuleDict would be a container without a forward for torch's fully_shard.
+    def __init__(
+        self,
+        patch_embed: nn.Module,
+        position: Optional[nn.Module],
+        blocks: Sequence[nn.Module],
+        norm: Optional[nn.Module],
+    ) -> None:
+        super().__init__()
+        self.patch_embed = patch_embed
+        self.position = position
+        self.blocks = ModuleList(blocks)
+        self.norm = norm
+
+    def __getitem__(self, name: str) -> nn.Module:
+        return self._modules[name]  # type: ignore[return-value]  # none of them is None
+
+    def __contains__(self, name: str) -> bool:
+        return self._modules.get(name) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self.named_children())
+
+    def forward(
+        self, x: Tensor, after: Collection[int] = (), stop: bool = False
+    ) -> Tuple[Any, ...]:
+        """A map to the tokens of the stage.
+
+        Args:
+            x: ``(B, C_in, H', W')``.
+            after: Numbers of the blocks after which the tokens are returned too. Default: none.
+            stop: Whether to end after the last of these blocks. Default: False.
+
+        Returns:
+            Tokens ``(B, N, C)``, with class tokens ``(B, 1 + N, C)``; the sides ``(H, W)`` of their
+            map; and the tokens after each of the blocks in ``after``.
+        """
+        repeated = self.training and is_recomputing()
+        kept: List[Tensor] = []
+        with statistics_kept(self) if repeated else nullcontext():
+            x, hw_shape = self.patch_embed(x)  # (B, N, C), (H, W)
+            if self.position is not None:
+                x = self.position(x, hw_shape)  # (B, N, C), or (B, 1 + N, C)
+            for i, block in enumerate(self.blocks):
+                x = block(x, hw_shape)
+                if i in after:
+                    kept.append(x)
+                if stop and len(kept) == len(after):
+                    return (x, hw_shape, *kept)
+            if self.norm is not None:
+                x = self.norm(x)
+        return (x, hw_shape, *kept)

@@ -19,7 +19,9 @@ class SampledConv2d(SharedConv2d):
     """
 
     def forward(self, x: Tensor, shifts: Tensor) -> Tensor:
-        weight, bias = self.filters(x.shape[1] // self.in_channels)
+        weight, bias = self.weight, self.bias
+        if x.shape[1] > self.in_channels:
+            weight, bias = self.filters(x.shape[1] // self.in_channels)
         hw_shape = height, width = x.shape[2:]
         with no_autocast(x.device):
             maps, shifts, weight = upcast(x, shifts, weight)

@@ -11,8 +11,8 @@ from torch import Tensor
 from mmlaplace.ops._checks import is_compiling, is_transforming
 from mmlaplace.ops.precision import HALVES
 
+from .block import are_untouched
 from .recomputing import is_recomputing, statistics_kept
-from .untouched import are_untouched
 
 # Which in eval mode compute one product and one sum. A user may set another for a whole class.
 TORCHS_FORWARDS = (nn.BatchNorm1d.forward, nn.SyncBatchNorm.forward)
@@ -41,6 +41,7 @@ class RepBN(nn.Module):
         torch.Size([2, 45, 64])
     """
 
+    of_tokens = True  # and not of maps
     bn: Any  # whose statistics may be None for mypy
 
     def __init__(self, embed_dims: int) -> None:

@@ -37,8 +37,6 @@ class SharedConv2d(nn.Conv2d):
 
     def filters(self, sets: int) -> Tuple[Tensor, Optional[Tensor]]:
         """The filters for ``sets`` sets of channels, and their biases, if any."""
-        if sets == 1:
-            return self.weight, self.bias
         # Computed at each call: a buffer of indices would be lost when a model is built on the meta
         # device and filled by a state dict.
         weight, bias = self.weight, self.bias

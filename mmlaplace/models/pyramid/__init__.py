@@ -3,6 +3,6 @@
 from .base import PyramidBackbone
 from .family import Family
 from .sizes import MICRO, STRIDES, arch
-from .stage import Stage, StageLayers
+from .stage import Stage
 
-__all__ = ['MICRO', 'STRIDES', 'Family', 'PyramidBackbone', 'Stage', 'StageLayers', 'arch']
+__all__ = ['MICRO', 'STRIDES', 'Family', 'PyramidBackbone', 'Stage', 'arch']

@@ -1,101 +1,19 @@
-"""A stage of a pyramid, as data and as a module."""
+"""A stage of a pyramid, as data."""
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Callable, Collection, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch.nn as nn
-from mmengine.model import BaseModule, ModuleList
-from torch import Tensor
 
 from ..attentions.frame import Frame
 from ..layers import PositionEmbedding, TransformerBlock
-from ..layers.recomputing import is_recomputing, statistics_kept
+from ..layers.block import StageLayers
 from .options import attention_class, takes, with_frame
 
 
 def in_every_block(attn: dict, depth: int) -> List[Optional[dict]]:
     """One attention in all blocks."""
     return [attn] * depth
-
-
-class StageLayers(BaseModule):
-    """The layers of one stage, from its map to its tokens.
-
-    Backbones call their stages, so ``backbone.stages[i]`` can have hooks, and activation
-    checkpointing or sharding can wrap it. ``stage['blocks']`` is ``stage.blocks``. A stage that has
-    no such layer does not contain its name: ``'position' in stage``.
-
-    Args:
-        patch_embed: Makes the tokens of a map.
-        position: Adds positions and a class token, or None.
-        blocks: Mix the tokens.
-        norm: What the tokens pass behind the blocks, or None.
-
-    Examples:
-        >>> import torch
-        >>> from mmlaplace.models import LaplacianFormer
-        >>> stage = LaplacianFormer('micro').stages[0]
-        >>> tokens, hw_shape = stage(torch.randn(1, 3, 64, 96))
-        >>> tokens.shape, hw_shape, len(stage['blocks'])
-        (torch.Size([1, 384, 32]), (16, 24), 1)
-    """
-
-    # A subclass of ModuleDict would be a container without a forward for torch's fully_shard.
-    def __init__(
-        self,
-        patch_embed: nn.Module,
-        position: Optional[nn.Module],
-        blocks: Sequence[nn.Module],
-        norm: Optional[nn.Module],
-    ) -> None:
-        super().__init__()
-        self.patch_embed = patch_embed
-        self.position = position
-        self.blocks = ModuleList(blocks)
-        self.norm = norm
-
-    def __getitem__(self, name: str) -> nn.Module:
-        return self._modules[name]  # type: ignore[return-value]  # none of them is None
-
-    def __contains__(self, name: str) -> bool:
-        return self._modules.get(name) is not None
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name, _ in self.named_children())
-
-    def forward(
-        self, x: Tensor, after: Collection[int] = (), stop: bool = False
-    ) -> Tuple[Any, ...]:
-        """A map to the tokens of the stage.
-
-        Args:
-            x: ``(B, C_in, H', W')``.
-            after: Numbers of the blocks after which the tokens are returned too. Default: none.
-            stop: Whether to end after the last of these blocks. Default: False.
-
-        Returns:
-            Tokens ``(B, N, C)``, with class tokens ``(B, 1 + N, C)``; the sides ``(H, W)`` of their
-            map; and the tokens after each of the blocks in ``after``.
-        """
-        if self.training and is_recomputing():
-            with statistics_kept(self):
-                return self._forward(x, after, stop)
-        return self._forward(x, after, stop)
-
-    def _forward(self, x: Tensor, after: Collection[int], stop: bool) -> Tuple[Any, ...]:
-        x, hw_shape = self.patch_embed(x)  # (B, N, C), (H, W)
-        if self.position is not None:
-            x = self.position(x, hw_shape)  # (B, N, C), or (B, 1 + N, C)
-        kept: List[Tensor] = []
-        for i, block in enumerate(self.blocks):
-            x = block(x, hw_shape)
-            if i in after:
-                kept.append(x)
-            if stop and len(kept) == len(after):
-                return (x, hw_shape, *kept)
-        if self.norm is not None:
-            x = self.norm(x)
-        return (x, hw_shape, *kept)
 
 
 @dataclass(frozen=True)

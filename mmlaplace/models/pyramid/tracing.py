@@ -6,8 +6,7 @@ from typing import Any, Callable
 import torch.nn as nn
 from torch.fx import Proxy
 
-from ..layers.block import Block
-from .stage import StageLayers
+from ..layers.block import Block, StageLayers
 
 
 def record_layers(backbone: nn.Module, tracer: Any) -> None:
