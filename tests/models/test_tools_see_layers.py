@@ -35,7 +35,7 @@ def every(*cases):
 
 
 def made(cfg) -> nn.Module:
-    """A small model whose biases are no zeros, in eval mode."""
+    """A small model without weights of zeros, in eval mode."""
     torch.manual_seed(0)
     if 'Attention' in cfg['type'] or cfg in CASES:
         model = build_attention(cfg, embed_dims=16)
@@ -44,19 +44,17 @@ def made(cfg) -> nn.Module:
         model = build_backbone(options.pop('type'), **options)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() == 1:
+            if parameter.dim() == 1 or not parameter.any():
                 parameter += 0.1 * torch.randn_like(parameter)
     return model.double().eval()
 
 
-def outputs(model, seed=1) -> tuple:
+def outputs(model, dtype=torch.float64) -> tuple:
     """What a model makes of some images, or an attention of some tokens."""
-    generator = torch.Generator().manual_seed(seed)
-    torch.manual_seed(seed)  # of what a forward draws
-    dtype = next(model.parameters()).dtype
-    if any(isinstance(part, StageLayers) for part in model.modules()):
-        return model(torch.randn(2, 3, 64, 64, generator=generator).to(dtype))
-    return (model(torch.randn(2, 7 * 7, 16, generator=generator).to(dtype), (7, 7)),)
+    torch.manual_seed(1)
+    if hasattr(model, 'stages'):
+        return model(torch.randn(2, 3, 64, 64, dtype=dtype))
+    return (model(torch.randn(2, 7 * 7, 16, dtype=dtype), (7, 7)),)
 
 
 def train_step(model) -> None:
@@ -82,25 +80,26 @@ def test_hooks_that_change_outputs_act(cfg):
 
 
 @every(*MODELS)
-def test_hooks_of_stages_change_the_maps_and_those_of_later_stages(cfg):
-    model = made(cfg)
+def test_stages_are_called_in_order_and_their_hooks_change_the_maps(cfg):
+    model, order = made(cfg), []
+
+    def one_token(stage, inputs, out):
+        tokens, hw_shape, *others = out
+        return (tokens[:, :1].expand_as(tokens), hw_shape, *(x[:, :1].expand_as(x) for x in others))
+
+    for number, stage in enumerate(model.stages):
+        stage.register_forward_pre_hook(lambda *_, number=number: order.append(number))
     with torch.no_grad():
         before = outputs(model)
-        order = []
-        for number, stage in enumerate(model.stages):
-            stage.register_forward_pre_hook(lambda *_, number=number: order.append(number))
-        model.stages[-1].register_forward_hook(
-            lambda stage, inputs, out: (out[0] + 1, *[x + 1 if x is not out[1] else x for x in out[1:]])
-        )
-        after = outputs(model)
-    assert order == list(range(len(model.stages)))
-    last = model.stages[-1]['blocks']
-    assert len(last) > 0 and 'position' not in last
-    assert [torch.equal(*pair) for pair in zip(before, after)][-1] is (
-        getattr(model, 'pyramid', None) is None and False
-    )
+        assert order == list(range(len(model.stages)))
+        model.stages[-1].register_forward_hook(one_token)
+        *others, last = outputs(model)
+    if getattr(model, 'pyramid', None) is None:
+        assert last.std((2, 3)).max() < 1e-9 < before[-1].std((2, 3)).min()
+        assert all(map(torch.equal, others, before))
 
 
+@pytest.mark.sampled(4, 2)
 @every(*MODELS, *CASES)
 @pytest.mark.parametrize('tool', ['prune', 'weight_norm'])
 @pytest.mark.filterwarnings('ignore:.*weight_norm')
@@ -136,11 +135,10 @@ def test_all_linears_run_quantised(cfg):
     )
     assert not layers(small, nn.Linear)
     with torch.no_grad():
-        for out, exact in zip(outputs(small), outputs(model)):
+        for out, exact in zip(outputs(small, torch.float32), outputs(model, torch.float32)):
             error = (out - exact).norm() / exact.norm()
-            print('ERR', cfg, error.item())
             assert out.isfinite().all()
-            assert cfg['type'] in DISCONTINUOUS or error < 0.1
+            assert cfg['type'] in DISCONTINUOUS or error < 0.06  # a hundredth in each linear
 
 
 @pytest.fixture(scope='module')
@@ -151,6 +149,7 @@ def one_process(tmp_path_factory):
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.sampled(4, 2)
 @every(*MODELS, *CASES)
 def test_layers_can_be_sharded_one_by_one(cfg, one_process):
     sharding = pytest.importorskip('torch.distributed.fsdp')
@@ -159,15 +158,18 @@ def test_layers_can_be_sharded_one_by_one(cfg, one_process):
     model = made(cfg)
     sharded = copy.deepcopy(model)
     mesh = torch.distributed.device_mesh.init_device_mesh('cpu', (1,))
-    for part in layers(sharded, (*LINEAR, *NORMS, StageLayers)):
+    for part in reversed(layers(sharded, (*LINEAR, *NORMS, StageLayers))):  # inner ones first
         sharding.fully_shard(part, mesh=mesh)
     sharding.fully_shard(sharded, mesh=mesh)
+    with torch.no_grad():
+        torch.testing.assert_close(outputs(sharded), outputs(model), **CLOSE)
     for each in (model, sharded):
         train_step(each)
-    torch.testing.assert_close(outputs(sharded), outputs(model), **CLOSE)
-    for (name, own), given in zip(model.named_parameters(), sharded.parameters()):
-        grad = None if given.grad is None else given.grad.full_tensor()
-        torch.testing.assert_close(grad, own.grad, **CLOSE, msg=name)
+    given = dict(sharded.named_parameters())
+    for name, own in model.named_parameters():
+        grad = given[name].grad
+        grad = None if grad is None else grad.full_tensor()
+        torch.testing.assert_close(grad, own.grad, **CLOSE)
 
 
 def wrap(model) -> None:
@@ -193,8 +195,8 @@ def test_what_is_checkpointed_is_computed_again_and_trains_alike(cfg, way):
     model = made(cfg).train()
     saving = copy.deepcopy(model)
     calls = []
-    block = saving.stages[-1]['blocks'][0]
-    block.register_forward_pre_hook(lambda *_: calls.append(torch._C._current_graph_task_id()))
+    for inside in saving.stages[-1]['blocks'][0].children():
+        inside.register_forward_pre_hook(lambda *_: calls.append(torch._C._current_graph_task_id()))
     way(saving)
     for _ in range(2):  # the first changes statistics, and the share of a LayerNorm in PRepBN
         for each in (model, saving):
