@@ -250,7 +250,7 @@ def test_a_deformable_convolution_equals_that_of_torchvision(hw_shape):
     torch.nn.init.normal_(conv.offset.weight)  # far enough to leave the map
     x = doubles(2, hw_shape[0] * hw_shape[1], 6).requires_grad_()
     maps = x.mT.unflatten(2, hw_shape)
-    weight, bias = conv.filters()
+    weight, bias = conv.conv.filters(2)
     expected = ops.deform_conv2d(maps, conv.offset(maps), weight, bias, padding=1).flatten(2).mT
     out = conv(x, hw_shape)
     torch.testing.assert_close(out, expected, **CLOSE)

@@ -27,9 +27,9 @@ class FirstChecksHook(Hook):
 
     It compares classes, annotations, masks, images and weights with one another and with the model,
     and logs one image of each split as the model gets it. The first step is refused if a part that
-    ``activation_checkpointing`` names would get no gradient. Large data is sampled: 4,096 labels, 256
-    headers of images, 64 masks, and annotation files of up to 64 MiB. Checks that cannot be made of
-    a data set or model are passed over, which the log says at level DEBUG.
+    ``activation_checkpointing`` names would get no gradient. Large data is sampled: 4,096 labels,
+    256 headers of images, 64 masks, and annotation files of up to 64 MiB. Checks that cannot be
+    made of a data set or model are passed over, which the log says at level DEBUG.
 
     Our configs have the hook, and our tools add it to every other config. The toolboxes' own tools
     have it from a config::
