@@ -185,6 +185,14 @@ def test_a_block_drops_both_of_its_branches_in_training_alone(norm_first):
     assert not torch.allclose(block.eval()(x, (3, 4)), left, atol=0.1)
 
 
+@pytest.mark.parametrize('drop_rate', [0.0, 0.5])  # one op, or layers
+def test_a_hook_of_the_layers_of_an_ffn_acts(drop_rate):
+    ffn, x = FFN(8, 2, drop_rate).eval(), torch.randn(2, 12, 8)
+    expected = ffn(x, (3, 4)) + 3
+    ffn.layers.register_forward_hook(lambda layers, inputs, out: out + 3)
+    torch.testing.assert_close(ffn(x, (3, 4)), expected)
+
+
 def test_gradients_of_an_ffn_are_contiguous_as_compiled_graphs_expect():
     tokens = torch.randn(1, 16, 10).transpose(1, 2).requires_grad_()  # of a flattened map
     (grad,) = torch.autograd.grad(FFN(16, 4)(tokens, (2, 5)).sum(), tokens)
@@ -264,6 +272,17 @@ def test_a_forward_that_is_computed_again_counts_once_and_takes_the_first_share(
         found.append(dict(block.named_buffers()))
         found[-1].update({name: p.grad for name, p in block.named_parameters()})
     assert found[1]['norm1.forwards'] == found[1]['norm1.bn.num_batches_tracked'] == 4
+    torch.testing.assert_close(*found)
+
+
+def test_a_norm_that_is_checkpointed_alone_knows_the_last_forward_of_a_batch_that_comes_again():
+    x, found = doubles(2, 12, 8).requires_grad_(), []
+    for checkpointed in (False, True):
+        norm = PRepBN(8, steps=5).double()
+        for _ in range(3):
+            out = checkpoint(norm, x, use_reentrant=False) if checkpointed else norm(x)
+            (grad,) = torch.autograd.grad(out.square().sum(), x)
+        found.append((grad, dict(norm.named_buffers())))
     torch.testing.assert_close(*found)
 
 
