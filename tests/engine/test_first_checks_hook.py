@@ -138,7 +138,7 @@ def test_a_checkpointed_part_that_gets_no_gradient_is_refused_in_the_first_step(
         (Classifier(), named('backbone', first_checks=False)),
     ):
         runner_of(other, **options).train()
-        assert other.head.weight.grad is not None
+        assert other.steps == 2
     runner_of(Classifier(), cfg=dict(activation_checkpointing='head')).train()
 
 
