@@ -86,7 +86,7 @@ def test_parts_of_models_and_wrapped_ones_have_the_rates_of_their_layers():
 
 def test_wrapped_stages_have_the_rates_of_their_layers():
     model = Classifier()
-    model.backbone.stages[1] = checkpoint_wrapper(model.backbone.stages[1])
+    model.backbone.stages[2] = checkpoint_wrapper(model.backbone.stages[2])
     model.backbone.stages[0]['blocks'][0] = checkpoint_wrapper(
         model.backbone.stages[0]['blocks'][0]
     )

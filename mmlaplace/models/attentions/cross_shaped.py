@@ -36,7 +36,9 @@ class StripedConv2d(SharedConv2d):
     ``(B, N, C) -> (B, N, C)``. The channels of each head are convolved inside the stripes of it.
     """
 
-    def forward(self, x: Tensor, stripes: Sequence[Stripes]) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, x: Tensor, stripes: Sequence[Stripes]
+    ) -> Tensor:
         weight, bias = self.weight, self.bias
         if x.shape[2] > self.in_channels:
             weight, bias = self.filters(x.shape[2] // self.in_channels)
@@ -59,7 +61,9 @@ class StripedConv(DepthwiseConv):
 
     conv_types = (StripedConv2d, StripedConv2d)
 
-    def forward(self, x: Tensor, stripes: Sequence[Stripes]) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, x: Tensor, stripes: Sequence[Stripes]
+    ) -> Tensor:
         """``(B, N, C) -> (B, N, C)``."""
         return self.conv(x, stripes)
 

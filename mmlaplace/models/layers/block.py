@@ -397,7 +397,7 @@ class StageLayers(BaseModule):
         self.norm = norm
 
     def __getitem__(self, name: str) -> nn.Module:
-        return self._modules[name]  # type: ignore[return-value]  # none of them is None
+        return self._modules[name]
 
     def __contains__(self, name: str) -> bool:
         return self._modules.get(name) is not None

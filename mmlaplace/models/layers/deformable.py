@@ -18,11 +18,11 @@ class SampledConv2d(SharedConv2d):
     ``(B, C, H, W), (B, k^2, 2, N) -> (B, C, H, W)``. Shifts are in tokens, of rows and of columns.
     """
 
-    def forward(self, x: Tensor, shifts: Tensor) -> Tensor:
+    def forward(self, x: Tensor, shifts: Tensor) -> Tensor:  # type: ignore[override]
         weight, bias = self.weight, self.bias
         if x.shape[1] > self.in_channels:
             weight, bias = self.filters(x.shape[1] // self.in_channels)
-        hw_shape = height, width = x.shape[2:]
+        height, width = x.shape[2:]
         with no_autocast(x.device):
             maps, shifts, weight = upcast(x, shifts, weight)
             taps = computed_once(taps_of_tokens, height, width, weight.shape[-1], like=x)
@@ -37,7 +37,7 @@ class SampledConv2d(SharedConv2d):
                 out = out + torch.einsum('bctn,ct->bnc', samples, filters)
             if bias is not None:
                 out = out + upcast(bias)[0]
-        return tokens_to_map(out.to(x.dtype), hw_shape)
+        return tokens_to_map(out.to(x.dtype), (height, width))
 
 
 class DeformableConv(DepthwiseConv):

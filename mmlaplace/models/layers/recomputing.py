@@ -27,14 +27,15 @@ def is_recomputing() -> bool:
 def statistics_kept(module: nn.Module) -> Iterator[None]:
     """A context in which BatchNorms do not update their running statistics again."""
     norms = [part for part in module.modules() if isinstance(part, _BatchNorm)]
-    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
-    counts = [None if count is None else count.clone() for _, _, count in before]
+    momenta = [norm.momentum for norm in norms]
+    tracked = [norm.num_batches_tracked for norm in norms]
+    counts = [(count, count.clone()) for count in tracked if count is not None]
     for norm in norms:
         norm.momentum = 0.0
     try:
         yield
     finally:
-        for (norm, momentum, _), count in zip(before, counts):
+        for norm, momentum in zip(norms, momenta):
             norm.momentum = momentum
-            if count is not None:
-                norm.num_batches_tracked.copy_(count)
+        for count, before in counts:
+            count.copy_(before)
