@@ -6,11 +6,14 @@ from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Uni
 
 from torch import Tensor
 
+# Of torch.compile, and of its wrapper for activation checkpointing.
+WRAPPERS = ('_orig_mod', '_checkpoint_wrapped_module')
+
 
 def plain_names(names: Iterable[str]) -> Dict[str, str]:
-    """Names, by themselves without torch.compile's ``_orig_mod``. If two collide, all stay."""
+    """Names, by themselves without those of torch's wrappers. If two collide, all stay."""
     names = list(names)
-    plain = {'.'.join(p for p in name.split('.') if p != '_orig_mod'): name for name in names}
+    plain = {'.'.join(p for p in name.split('.') if p not in WRAPPERS): name for name in names}
     return plain if len(plain) == len(names) else {name: name for name in names}
 
 

@@ -70,7 +70,7 @@ class LayerDecayOptimWrapperConstructor(NoDecayOptimWrapperConstructor):
                 f'{type(backbone).__name__} has no get_layer_depth(name, prefix) -> (depth, count) '
                 'for layer decay; add it, or leave out constructor= and layer_decay_rate='
             )
-        # Without the _orig_mod of a backbone that is compiled, whose layers it does not change.
+        # Without the names of wrappers, such as torch.compile's, which change no layers.
         plain = plain_names(name for name, _ in module.named_parameters())
         names = {module.get_parameter(raw): name for name, raw in plain.items()}
         scales = {}

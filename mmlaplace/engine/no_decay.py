@@ -1,11 +1,12 @@
 """Weight decay for the parameters that should decay, in every toolbox."""
 
 import inspect
-from typing import Any, List, Optional, Tuple, Union
+from contextlib import contextmanager
+from typing import Any, Iterator, List, Optional, Tuple, Union
 
 import torch.nn as nn
 from mmengine.logging import print_log
-from mmengine.optim import DefaultOptimWrapperConstructor
+from mmengine.optim import DefaultOptimWrapperConstructor, OptimWrapper
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIMIZERS
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -27,6 +28,19 @@ def default_decay(optimizer_cfg: dict) -> float:
     return default if isinstance(default, (int, float)) else 0.0
 
 
+@contextmanager
+def thawed(model: nn.Module) -> Iterator[None]:
+    """A context in which no floating parameter of a model is frozen."""
+    frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class NoDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     """No weight decay for norms, biases and the parameters that the modules themselves name.
@@ -34,7 +48,11 @@ class NoDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     A module may have a method ``no_weight_decay()``, which returns the names of its parameters that
     should not decay. The backbones and attentions of this project have this method, and so have
     timm's models. Decay would pull learned scales, class tokens and bias tables to zero. Parameters
-    that decay in the papers' code, such as SOFT's and PVT's positions, are not named. In a config::
+    that decay in the papers' code, such as SOFT's and PVT's positions, are not named.
+
+    The optimizer has frozen parameters too, with the rates and the decay that they would have
+    otherwise. It skips them while they have no gradient. So they train from the step on at which
+    they are thawed, as with mmengine's default constructor without ``paramwise_cfg``. In a config::
 
         optim_wrapper = dict(
             type='OptimWrapper', optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05),
@@ -75,6 +93,12 @@ class NoDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         if optimizer.get('weight_decay') is not None:
             paramwise_cfg = dict(dict(norm_decay_mult=0.0, bias_decay_mult=0.0), **paramwise_cfg)
         super().__init__(optim_wrapper_cfg, paramwise_cfg)
+
+    def __call__(self, model: nn.Module) -> OptimWrapper:
+        """The optimizer wrapper for all parameters of a model."""
+        # mmengine leaves frozen parameters out, for good.
+        with thawed(model):
+            return super().__call__(model)
 
     def add_params(
         self,

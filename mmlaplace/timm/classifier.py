@@ -3,7 +3,7 @@
 import itertools
 import operator
 from contextlib import nullcontext
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple, Union
+from typing import Any, Dict, List, Optional, Set, Tuple, Union
 
 import torch
 import torch.nn as nn
@@ -191,26 +191,15 @@ class TimmClassifier(nn.Module):
             self.head['fc'] = linear
         self.head.train(self.training)
 
-    def _blocks(self, x: Tensor) -> Iterator[Tuple[Tuple[int, int], Tensor, Tuple[int, int]]]:
-        """After each block: its place, the tokens ``(B, N, C)`` or ``(B, 1 + N, C)``, (H, W)."""
-        self.backbone.check_images(x)
-        for i, stage in enumerate(self.backbone.stages):
-            x, hw_shape = stage['patch_embed'](x)
-            if 'position' in stage:
-                x = stage['position'](x, hw_shape)
-            for j, block in enumerate(stage['blocks']):
-                x = block(x, hw_shape)
-                yield (i, j), x, hw_shape
-            if 'norm' in stage:
-                x = stage['norm'](x)
-            if i + 1 < len(self.backbone.stages):
-                x = tokens_to_map(x, hw_shape)
-
     def _norm(self, x: Tensor, stage: int) -> Tensor:
-        """Tokens after the norm of a stage, which the last may have."""
-        last, norm = self.backbone.stages[stage], getattr(self.backbone, f'norm{stage}', None)
-        x = last['norm'](x) if 'norm' in last else x
+        """Tokens after the norm of the map of a stage, which the last may have."""
+        norm = getattr(self.backbone, f'norm{stage}', None)
         return x if norm is None else norm(x)
+
+    def _norms(self, x: Tensor, stage: int) -> Tensor:
+        """Tokens after the norms that come behind the blocks of a stage."""
+        own = self.backbone.stages[stage].norm
+        return self._norm(x if own is None else own(x), stage)
 
     def _map(
         self, x: Tensor, stage: int, hw_shape: Tuple[int, int], memory_format: torch.memory_format
@@ -250,20 +239,25 @@ class TimmClassifier(nn.Module):
         wanted, last = feature_take_indices(len(self._taps), indices)
         places = {self._taps[index] for index in wanted}
         memory_format, features = feature_map.memory_format_of(x), []
-        for place, tokens, hw_shape in self._blocks(x):
-            stage = place[0]
-            if place in places:
-                out = self._norm(tokens, stage) if norm else tokens
+        self.backbone.check_images(x)
+        for stage, layers in enumerate(self.backbone.stages):
+            after = {block for of_stage, block in places if of_stage == stage}
+            stop = stop_early and stage == self._taps[last][0]
+            x, hw_shape, *found = layers(x, after, stop)
+            for out in found:
+                out = self._norms(out, stage) if norm else out
                 feature: Any = self._map(out, stage, hw_shape, memory_format)
                 if return_prefix_tokens and self.num_prefix_tokens:
                     count = self.backbone.cls_tokens[stage]
                     feature = (feature, out[:, :count] if count else None)
                 features.append(feature)
-            if stop_early and place == self._taps[last]:
+            if stop:
                 break
+            if stage + 1 < len(self.backbone.stages):
+                x = tokens_to_map(x, hw_shape)
         if intermediates_only:
             return features
-        tokens = self._norm(tokens, stage)
+        tokens = self._norms(x, stage) if stop else self._norm(x, stage)
         if not self.backbone.cls_tokens[stage]:
             tokens = self._map(tokens, stage, hw_shape, memory_format)
         return tokens, features
@@ -291,10 +285,9 @@ class TimmClassifier(nn.Module):
             name = f'norm{len(host.stages) - 1}'
             if hasattr(host, name):
                 delattr(host, name)
-            if 'norm' in host.stages[i]:
-                host.stages[i].pop('norm')
+            host.stages[i].norm = None
         host.stages = host.stages[: i + 1]
-        host.stages[i]['blocks'] = host.stages[i]['blocks'][: j + 1]
+        host.stages[i].blocks = host.stages[i].blocks[: j + 1]
         host.out_indices = (i,)
         self._taps, self.feature_info = self._taps[: last + 1], self.feature_info[: last + 1]
         self.num_features = self.head_hidden_size = host.embed_dims[i]

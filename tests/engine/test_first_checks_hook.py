@@ -12,6 +12,7 @@ from small_data import build, config_of, write_folders
 
 from mmlaplace.engine import FirstCheckError, FirstChecksHook
 from mmlaplace.engine.first_checks import NOTHING_LEFT
+from mmlaplace.engine.first_checks.checkpointing import watch_checkpointing
 
 CLASSES = 3
 
@@ -120,6 +121,37 @@ def test_maps_are_checked_where_a_run_trains(runner_of):
         with pytest.raises(FirstCheckError, match='of strides'):
             runner_of(Classifier()).train()
         runner_of(Classifier(), test=True).test()
+
+
+def test_a_checkpointed_part_that_gets_no_gradient_is_refused_in_the_first_step(runner_of):
+    def named(*names, **options):
+        return dict(cfg=dict(activation_checkpointing=list(names), **options))
+
+    model = Classifier()
+    with pytest.raises(FirstCheckError, match="names 'backbone', and no parameter .*with_cp=True"):
+        runner_of(model, **named('head', 'backbone')).train()
+    frozen = Classifier()
+    frozen.backbone.requires_grad_(False)
+    for other, options in (
+        (frozen, named('backbone')),  # it needs no gradient
+        (Classifier(), named('head')),
+        (Classifier(), named('backbone', first_checks=False)),
+    ):
+        runner_of(other, **options).train()
+        assert other.steps == 2
+    runner_of(Classifier(), cfg=dict(activation_checkpointing='head')).train()
+
+
+def test_a_part_is_not_judged_by_a_forward_that_trains_nothing():
+    part = nn.Sequential(nn.Conv2d(3, 4, 1))
+    model = nn.ModuleDict(dict(part=part))
+    watch_checkpointing(model, ['part'])
+    with torch.no_grad():
+        part(torch.ones(1, 3, 2, 2))
+    part(torch.ones(1, 3, 2, 2)).sum().backward()
+    with torch.no_grad():
+        part.forward = lambda x: torch.ones(1)  # which is not watched any longer
+    assert part(torch.ones(1)).item() == 1
 
 
 def test_a_test_never_scores_a_random_head(runner_of, tmp_path):

@@ -1,5 +1,6 @@
 """Learning rates by depth, and which parameters weight decay acts on."""
 
+import copy
 from unittest import mock
 
 import pytest
@@ -8,6 +9,7 @@ import torch.nn as nn
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, DefaultScope
 from small_backbone import ARCH, build
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from mmlaplace.engine.no_decay import NoDecayOptimWrapperConstructor
 
@@ -80,6 +82,64 @@ def test_parts_of_models_and_wrapped_ones_have_the_rates_of_their_layers():
     # The norm of a stage belongs to its last block.
     norms = 'stages.2.norm.weight', 'stages.2.blocks.1.norm1.weight'
     assert len(set(map(build(type='PVTv2', stage_norms=True).get_layer_depth, norms))) == 1
+
+
+def test_wrapped_stages_have_the_rates_of_their_layers():
+    model = Classifier()
+    model.backbone.stages[2] = checkpoint_wrapper(model.backbone.stages[2])
+    model.backbone.stages[0]['blocks'][0] = checkpoint_wrapper(
+        model.backbone.stages[0]['blocks'][0]
+    )
+    wrapped = {n.replace('_checkpoint_wrapped_module.', ''): r for n, r in settings(model).items()}
+    assert wrapped == settings(Classifier())
+
+
+@pytest.mark.parametrize('layers', [False, True])
+def test_frozen_parameters_have_the_settings_that_they_would_have_thawed(layers):
+    model, free = Classifier(frozen_stages=2), Classifier()
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    assert len(frozen) > 20
+    for key in ('lr', 'weight_decay'):
+        options = dict(custom_keys={'blocks.0.norm': dict(lr_mult=3.0)})
+        found, wanted = (settings(m, key, layers, **options) for m in (model, free))
+        assert found == wanted
+    assert frozen == [name for name, p in model.named_parameters() if not p.requires_grad]
+
+
+def test_an_error_of_a_constructor_leaves_frozen_what_is_frozen():
+    model = nn.ModuleDict(dict(backbone=nn.Conv2d(3, 3, 1).requires_grad_(False)))
+    model['whole'] = nn.Module()
+    model['whole'].table = nn.Parameter(torch.arange(3), requires_grad=False)  # takes no gradient
+    with pytest.raises(TypeError, match='no get_layer_depth'):
+        settings(model)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize('constructor', ['NoDecay', 'LayerDecay'])
+def test_stages_that_are_thawed_during_a_run_train(constructor):
+    model = Classifier(frozen_stages=2).train()
+    paramwise = dict(layer_decay_rate=RATE) if constructor == 'LayerDecay' else {}
+    wrapper = build_optim_wrapper(
+        model,
+        dict(
+            type='OptimWrapper',
+            optimizer=dict(type='AdamW', lr=LR, weight_decay=DECAY),
+            constructor=f'{constructor}OptimWrapperConstructor',
+            paramwise_cfg=paramwise,
+        ),
+    )
+
+    def trained() -> set:
+        before = copy.deepcopy(dict(model.named_parameters()))
+        (maps,) = model.backbone(torch.randn(2, 3, 64, 64))
+        wrapper.update_params(model.head(maps.mean((2, 3))).square().sum())
+        changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+        return {name.split('.')[2] for name in changed if name.startswith('backbone.stages.')}
+
+    assert trained() == {'2', '3'}
+    model.backbone.frozen_stages = -1  # as mmdet's documentation does
+    model.requires_grad_(True).train()
+    assert trained() == {'0', '1', '2', '3'}
 
 
 def test_other_options_multiply():

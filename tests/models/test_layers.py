@@ -4,13 +4,16 @@ import copy
 
 import pytest
 import torch
+import torch.nn as nn
 import torch.nn.functional as F
 from called_ops import Called
 from conftest import NO_GPU, doubles
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mmengine.runner.activation_checkpointing import turn_on_activation_checkpointing
 from test_backbones import build as backbone
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 from mmlaplace.models import LaplacianAttention
 from mmlaplace.models.layers import (
@@ -182,6 +185,14 @@ def test_a_block_drops_both_of_its_branches_in_training_alone(norm_first):
     assert not torch.allclose(block.eval()(x, (3, 4)), left, atol=0.1)
 
 
+@pytest.mark.parametrize('drop_rate', [0.0, 0.5])  # one op, or layers
+def test_a_hook_of_the_layers_of_an_ffn_acts(drop_rate):
+    ffn, x = FFN(8, 2, drop_rate).eval(), torch.randn(2, 12, 8)
+    expected = ffn(x, (3, 4)) + 3
+    ffn.layers.register_forward_hook(lambda layers, inputs, out: out + 3)
+    torch.testing.assert_close(ffn(x, (3, 4)), expected)
+
+
 def test_gradients_of_an_ffn_are_contiguous_as_compiled_graphs_expect():
     tokens = torch.randn(1, 16, 10).transpose(1, 2).requires_grad_()  # of a flattened map
     (grad,) = torch.autograd.grad(FFN(16, 4)(tokens, (2, 5)).sum(), tokens)
@@ -218,14 +229,93 @@ def with_prepbn(with_cp, **options):
     return TransformerBlock(8, SOFTMAX, norm_cfg=norm_cfg, with_cp=with_cp).double()
 
 
-def test_two_passes_before_a_backward_have_the_gradients_of_their_own_counts():
+def kept(block, x):
+    return block(x, (3, 4))
+
+
+def by_own_option(block, x):
+    block.with_cp = True
+    return block(x, (3, 4))
+
+
+def without_graph(block, x):
+    return checkpoint(block, x, (3, 4), use_reentrant=True)
+
+
+def with_graph(block, x):
+    return checkpoint(block, x, (3, 4), use_reentrant=False)
+
+
+def around_its_own(block, x):
+    return checkpoint(lambda x: by_own_option(block, x), x, use_reentrant=True)
+
+
+def by_mmengine(block, x):
+    if 'forward' not in vars(block):
+        turn_on_activation_checkpointing(nn.ModuleDict(dict(block=block)), ['block'])
+    return block(x, (3, 4))
+
+
+WAYS = [by_own_option, without_graph, with_graph, around_its_own, by_mmengine]
+
+
+@pytest.mark.parametrize('way', WAYS)
+@pytest.mark.filterwarnings('ignore:.*use_reentrant')
+def test_a_forward_that_is_computed_again_counts_once_and_takes_the_first_share(way):
     found = []
-    for with_cp in (False, True):
+    for compute in (kept, way):
         torch.manual_seed(0)
-        block = with_prepbn(with_cp, steps=3)
-        sum(block(x, (3, 4)).square().sum() for x in doubles(2, 2, 12, 8)).backward()
-        found.append([parameter.grad for parameter in block.parameters()])
+        block = with_prepbn(False, steps=5)
+        for sizes in ((2, 3), (3, 1)):  # two passes before a backward, of batches of two sizes
+            images = [doubles(size, 12, 8).requires_grad_() for size in sizes]
+            sum(compute(block, x).square().sum() for x in images).backward()
+        found.append(dict(block.named_buffers()))
+        found[-1].update({name: p.grad for name, p in block.named_parameters()})
+    assert found[1]['norm1.forwards'] == found[1]['norm1.bn.num_batches_tracked'] == 4
     torch.testing.assert_close(*found)
+
+
+def test_a_norm_that_is_checkpointed_alone_knows_the_last_forward_of_a_batch_that_comes_again():
+    x, found = doubles(2, 12, 8).requires_grad_(), []
+    for checkpointed in (False, True):
+        norm = PRepBN(8, steps=5).double()
+        for _ in range(3):
+            out = checkpoint(norm, x, use_reentrant=False) if checkpointed else norm(x)
+            (grad,) = torch.autograd.grad(out.square().sum(), x)
+        found.append((grad, dict(norm.named_buffers())))
+    torch.testing.assert_close(*found)
+
+
+def test_forwards_are_remembered_on_their_own_device_and_by_no_copy_on_a_disk():
+    norm = PRepBN(8, steps=3)
+    for _ in range(100):
+        norm(torch.randn(2, 5, 8))
+    assert len(norm.recent) == 64
+    assert set(norm.state_dict()) == set(PRepBN(8, steps=3).state_dict())
+    assert not norm.to('meta').recent
+
+
+def test_batch_norms_of_a_stage_count_once_whoever_checkpoints():
+    found = []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        stage = backbone('EfficientViT').train().stages[2]
+        maps = torch.randn(2, 32, 8, 8).requires_grad_()
+        tokens, _ = checkpoint(stage, maps, use_reentrant=True) if checkpointed else stage(maps)
+        tokens.sum().backward()
+        found.append(dict(stage.named_buffers()))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize('mode', [True, False])
+def test_hooks_of_the_parts_of_a_norm_act(mode):
+    norm, x = PRepBN(8, steps=2).double(), doubles(2, 5, 8)
+    norm.forwards.fill_(1)
+    norm.train(mode)
+    share = 0.5 if mode else 1.0
+    before = copy.deepcopy(norm)(x) + share * 3.0
+    norm.bn.register_forward_hook(lambda bn, inputs, out: out + 3)
+    torch.testing.assert_close(norm(x), before)
 
 
 @pytest.mark.parametrize('with_cp', [False, True])

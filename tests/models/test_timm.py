@@ -246,6 +246,28 @@ def test_a_pruned_model_computes_the_features_that_are_left(name, model, images)
         assert_all_trained(pruned, images)
 
 
+@each_kind
+def test_stages_are_called_and_end_after_the_last_block_that_is_wanted(name, model, images):
+    model, called = copy.deepcopy(model), []
+    stages = model.backbone.stages
+    for i, stage in enumerate(stages):
+        stage.register_forward_hook(lambda *_, i=i: called.append(i))
+        for j, block in enumerate(stage['blocks']):
+            block.register_forward_hook(lambda *_, place=(i, j): called.append(place))
+    for index, info in enumerate(model.feature_info):
+        *_, i, _, j = info['module'].split('.')  # backbone.stages.i.blocks.j
+        called.clear()
+        options = dict(indices=[index], norm=True, stop_early=True)
+        out, (normed,) = model.forward_intermediates(images, **options)
+        assert called[-2:] == [(int(i), int(j)), int(i)]
+        tokens = out if out.dim() == 3 else out.flatten(2).mT
+        expected = normed.flatten(2).mT
+        torch.testing.assert_close(tokens[:, -expected.shape[1] :], expected, **SAME)
+    called.clear()
+    model(images)
+    assert [place for place in called if isinstance(place, int)] == list(range(len(stages)))
+
+
 def test_all_tokens_of_no_place_come_with_features_and_two_class_tokens_are_refused():
     tiny = dict(embed_dims=(12,), num_heads=(3,), depths=(2,), ffn_ratios=(2,))
     model = mmlaplace.timm.TimmClassifier(DINOv2, tiny, num_registers=4, img_size=28)

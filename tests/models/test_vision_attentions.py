@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import doubles, make_attention, split_heads
+from mmengine.registry import MODELS
 from torch.autograd import gradcheck, gradgradcheck
 
 from mmlaplace.models.layers import signed_powers
@@ -250,7 +251,7 @@ def test_a_deformable_convolution_equals_that_of_torchvision(hw_shape):
     torch.nn.init.normal_(conv.offset.weight)  # far enough to leave the map
     x = doubles(2, hw_shape[0] * hw_shape[1], 6).requires_grad_()
     maps = x.mT.unflatten(2, hw_shape)
-    weight, bias = conv.filters()
+    weight, bias = conv.conv.filters(2)
     expected = ops.deform_conv2d(maps, conv.offset(maps), weight, bias, padding=1).flatten(2).mT
     out = conv(x, hw_shape)
     torch.testing.assert_close(out, expected, **CLOSE)
@@ -301,3 +302,44 @@ def test_biases_for_fewer_agents_are_resized_over_the_grid_of_agents():
         # Bilinear: the centres of four rows lie at 1/8, 3/8, 5/8 and 7/8 of two.
         by_row = torch.tensor([0.0, 0.25, 0.75, 1.0]).repeat_interleave(4)
         torch.testing.assert_close(resized[:, :, 0, 0], by_row.expand(heads, 16).to(resized))
+
+
+# Layers that compute a part of their input each.
+
+
+def test_the_convolution_of_v_stays_inside_the_stripes_of_each_half():
+    attention = MODELS.build(
+        dict(
+            type='CrossShapedAttention',
+            embed_dims=8,
+            num_heads=2,
+            input_resolution=(4, 7),
+            stripe_width=3,
+        )
+    ).double()
+    v, conv = doubles(1, 28, 8), attention.lepe.conv
+    expected = []
+    # Three columns or rows a stripe, of a map with one more of zeros on both sides.
+    for channels, pad, axis in ((slice(0, 4), (1, 1, 0, 0), 3), (slice(4, 8), (0, 0, 1, 1), 2)):
+        stripes = F.pad(v.mT.unflatten(2, (4, 7))[:, channels], pad).split(3, axis)
+        weights = conv.weight[channels], conv.bias[channels]
+        parts = [F.conv2d(stripe, *weights, padding=1, groups=4) for stripe in stripes]
+        whole = torch.cat(parts, axis)
+        expected.append(whole.narrow(axis, 1, whole.shape[axis] - 2))
+    expected = torch.cat(expected, 1).flatten(2).mT
+    torch.testing.assert_close(attention.local_branch(v, v, (4, 7)), expected, **CLOSE)
+
+
+def test_the_bias_of_keys_has_no_effect_and_no_gradient_in_scaled_cosines():
+    attention = MODELS.build(
+        dict(type='ScaledCosineAttention', embed_dims=8, num_heads=2, input_resolution=(3, 4))
+    ).double()
+    x, bias = doubles(2, 12, 8), attention.qkv.bias
+    torch.nn.init.normal_(bias)
+    out = attention(x, (3, 4))
+    out.square().sum().backward()
+    of_query, of_key, of_value = bias.grad.split(8)
+    assert of_key.abs().max() < 1e-12 < of_query.abs().min() < of_value.abs().max()
+    with torch.no_grad():
+        bias[8:16] += 1
+    torch.testing.assert_close(attention(x, (3, 4)), out, **CLOSE)

@@ -8,6 +8,7 @@ from mmengine.optim import LinearParamScheduler
 from mmengine.registry import HOOKS, DefaultScope
 from mmengine.runner import BaseLoop, IterBasedTrainLoop, Runner
 
+from .checkpointing import watch_checkpointing
 from .configs import check_config, is_on
 from .data import check_data
 from .errors import pass_over
@@ -25,9 +26,10 @@ class FirstChecksHook(Hook):
     """Refuse a run that cannot work, before its first step, in one sentence.
 
     It compares classes, annotations, masks, images and weights with one another and with the model,
-    and logs one image of each split as the model gets it. Large data is sampled: 4,096 labels, 256
-    headers of images, 64 masks, and annotation files of up to 64 MiB. Checks that cannot be made of
-    a data set or model are passed over, which the log says at level DEBUG.
+    and logs one image of each split as the model gets it. The first step is refused if a part that
+    ``activation_checkpointing`` names would get no gradient. Large data is sampled: 4,096 labels,
+    256 headers of images, 64 masks, and annotation files of up to 64 MiB. Checks that cannot be
+    made of a data set or model are passed over, which the log says at level DEBUG.
 
     Our configs have the hook, and our tools add it to every other config. The toolboxes' own tools
     have it from a config::
@@ -82,8 +84,12 @@ class FirstChecksHook(Hook):
     def before_train(self, runner: Runner) -> None:
         """Say that a run has nothing left to train, or ends within its warm-up.
 
-        mmengine says neither.
+        mmengine says neither. Watch parts that may get no gradient.
         """
+        checkpointed = runner.cfg.get('activation_checkpointing')
+        # Graphs of torch.compile break at a hook. FlexibleRunner has another option of this name.
+        if is_on(runner.cfg) and isinstance(runner, Runner) and not runner.cfg.get('compile'):
+            watch_checkpointing(_unwrapped(runner), checkpointed or ())
         unit, done, wanted = _progress(runner.train_loop)
         text = ''
         if done >= wanted:

@@ -1,6 +1,6 @@
 from abc import abstractmethod
 from dataclasses import fields, replace
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Type, Union
 
 import torch
 import torch.nn as nn
@@ -166,6 +166,7 @@ class QKVAttention(BaseAttention):
     """
 
     frame = Frame()
+    lepe_type: Type[DepthwiseConv] = DepthwiseConv  # of the convolution of V
     kwargs_options = tuple(field.name for field in fields(Frame))
     no_multihead = ''
     rotates_features = False
@@ -218,7 +219,7 @@ class QKVAttention(BaseAttention):
             self.rotary = RotaryEmbedding2D(self.head_dims, form=own.rope_form)
         self.lepe: Optional[nn.Module] = None
         if own.lepe_kernel:
-            self.lepe = DepthwiseConv(
+            self.lepe = self.lepe_type(
                 dims.value, own.lepe_kernel, num_heads, own.lepe_filters, own.lepe_bias
             )
         self.second_lepe = None

@@ -1,18 +1,71 @@
-from typing import Any, List, Optional, Tuple
+from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ..layers import map_to_tokens, softmax_attention, tokens_to_map
+from ..layers import DepthwiseConv, map_to_tokens, softmax_attention, tokens_to_map
 from ..layers.checks import check_counts
+from ..layers.shared_conv import SharedConv2d
 from ..layers.tables import computed_once
 from ..layers.windows import Windows, windows_of
 from .base import QKVAttention
 from .frame import Frame
 
 Sides = Tuple[int, int]
+
+
+class Stripes(NamedTuple):
+    """The stripes in which some of the heads mix tokens.
+
+    Attributes:
+        heads: Which heads these are.
+        side: Height and width of a stripe.
+        windows: How the tokens of a map lie in the stripes.
+    """
+
+    heads: slice
+    side: Sides
+    windows: Windows
+
+
+class StripedConv2d(SharedConv2d):
+    """A depthwise convolution of tokens that does not cross the borders of stripes.
+
+    ``(B, N, C) -> (B, N, C)``. The channels of each head are convolved inside the stripes of it.
+    """
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, stripes: Sequence[Stripes]
+    ) -> Tensor:
+        weight, bias = self.weight, self.bias
+        if x.shape[2] > self.in_channels:
+            weight, bias = self.filters(x.shape[2] // self.in_channels)
+        dims, outs = x.shape[2] // stripes[-1].heads.stop, []
+        for heads, side, windows in stripes:
+            own = slice(heads.start * dims, heads.stop * dims)
+            maps = F.conv2d(
+                tokens_to_map(windows.split(x[..., own]), side),
+                weight[own],
+                None if bias is None else bias[own],
+                padding=self.padding,
+                groups=own.stop - own.start,
+            )
+            outs.append(windows.join(map_to_tokens(maps)))
+        return torch.cat(outs, dim=2)
+
+
+class StripedConv(DepthwiseConv):
+    """:class:`DepthwiseConv` inside stripes, which take the place of the sides of the map."""
+
+    conv_types = (StripedConv2d, StripedConv2d)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, stripes: Sequence[Stripes]
+    ) -> Tensor:
+        """``(B, N, C) -> (B, N, C)``."""
+        return self.conv(x, stripes)
 
 
 @MODELS.register_module()
@@ -51,6 +104,7 @@ class CrossShapedAttention(QKVAttention):
     """
 
     frame = Frame(lepe_kernel=3)
+    lepe_type = StripedConv
     fixed_options = ('sr_ratio',)
     not_promised = dict(linear='stripes are as long as the map')
     no_multihead = 'its stripes are rows and columns of a map'
@@ -68,45 +122,25 @@ class CrossShapedAttention(QKVAttention):
         check_counts(stripe_width=stripe_width)
         self.stripe_width = stripe_width
 
-    def halves(self, hw_shape: Sides) -> List[Tuple[slice, Sides]]:
-        """The heads of each half, and the sides of its stripes."""
-        height, width = hw_shape
-        half = (self.num_heads + 1) // 2
-        columns = slice(0, half), (height, min(self.stripe_width, width))
-        rows = slice(half, self.num_heads), (min(self.stripe_width, height), width)
-        return [columns, rows] if self.num_heads > 1 else [columns]
-
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         outs = []
-        for heads, side in self.halves(hw_shape):
-            stripes, parts = stripes_of(v, hw_shape, side), []
+        for heads, _, windows in self.stripes(v, hw_shape):
+            parts = []
             for x in (q, k, v):  # (B, heads, N, d)
                 tokens = x[:, heads].transpose(1, 2).flatten(2)
-                parts.append(split_heads(stripes.split(tokens), x.shape[3]))
+                parts.append(split_heads(windows.split(tokens), x.shape[3]))
             mixed = softmax_attention(*parts).transpose(1, 2).flatten(2)
-            outs.append(split_heads(stripes.join(mixed), v.shape[3]))
+            outs.append(split_heads(windows.join(mixed), v.shape[3]))
         return torch.cat(outs, dim=1)
 
     def local_branch(self, v: Tensor, x: Tensor, hw_shape: Tuple[int, int]) -> Optional[Tensor]:
         """The convolution of V inside stripes."""
-        if self.lepe is None:
-            return None
-        lepe: Any = self.lepe
-        weight, bias = lepe.filters()
-        dims, outs = self.dims.value // self.num_heads, []
-        for heads, side in self.halves(hw_shape):
-            own = slice(heads.start * dims, heads.stop * dims)
-            stripes = stripes_of(v, hw_shape, side)
-            maps = tokens_to_map(stripes.split(v[..., own]), side)
-            maps = F.conv2d(
-                maps,
-                weight[own],
-                None if bias is None else bias[own],
-                padding=self.frame.lepe_kernel // 2,
-                groups=maps.shape[1],
-            )
-            outs.append(stripes.join(map_to_tokens(maps)))
-        return torch.cat(outs, dim=2)
+        return None if self.lepe is None else self.lepe(v, self.stripes(v, hw_shape))
+
+    def stripes(self, like: Tensor, hw_shape: Sides) -> Tuple[Stripes, ...]:
+        """The stripes of each half of the heads, on the device of a tensor."""
+        sizes = (tuple(hw_shape), self.num_heads, self.stripe_width)
+        return computed_once(stripes_of, *sizes, like=like)
 
 
 def split_heads(x: Tensor, head_dims: int) -> Tensor:
@@ -115,7 +149,19 @@ def split_heads(x: Tensor, head_dims: int) -> Tensor:
     return x.reshape(*x.shape[:2], x.shape[2] // head_dims, head_dims).transpose(1, 2)
 
 
-def stripes_of(x: Tensor, hw_shape: Sides, side: Sides) -> Windows:
-    """Windows of a map that is padded on both sides, which is a shift down and right."""
-    top, left = -hw_shape[0] % side[0] // 2, -hw_shape[1] % side[1] // 2
-    return computed_once(windows_of, tuple(hw_shape), side, (-top, -left), like=x)
+def stripes_of(
+    hw_shape: Sides, num_heads: int, stripe_width: int, device: torch.device
+) -> Tuple[Stripes, ...]:
+    """Columns for the first half of the heads, and rows for the others, if there are others.
+
+    They are windows of a map that is padded on both sides, which is a shift down and right.
+    """
+    height, width = hw_shape
+    half = (num_heads + 1) // 2
+    columns = slice(0, half), (height, min(stripe_width, width))
+    rows = slice(half, num_heads), (min(stripe_width, height), width)
+    found = []
+    for heads, side in (columns, rows)[:num_heads]:
+        top, left = -height % side[0] // 2, -width % side[1] // 2
+        found.append(Stripes(heads, side, windows_of(hw_shape, side, (-top, -left), device)))
+    return tuple(found)

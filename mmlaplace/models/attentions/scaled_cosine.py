@@ -10,6 +10,7 @@ from torch import Tensor
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import softmax_attention
+from ..layers.block import own_bias
 from ..layers.pairs import check_pairs_fit, offsets_of_pairs
 from ..layers.tables import computed_once
 from ..layers.unit_vectors import unit_vectors
@@ -91,11 +92,13 @@ class ScaledCosineAttention(QKVAttention):
 
     def project(self, x: Tensor, hw_shape: Tuple[int, int]) -> Projected:
         projected = super().project(x, hw_shape)
-        bias = getattr(self.qkv, 'bias', None)  # a wrapped linear has none of its own
-        if bias is None:
+        if not self.frame.qkv_bias:
             return projected
         # Keys have no bias. Its part in the linear stays zero, as its derivative is zero.
-        of_keys = bias.split(self.parts)[1].to(projected.k.dtype)
+        bias = own_bias(self.qkv)
+        if bias is None:
+            bias = self.qkv(torch.zeros_like(x[:1, :1]))  # what it makes of no input
+        of_keys = bias.split(self.parts, dim=-1)[1].to(projected.k.dtype)
         return projected._replace(k=projected.k - of_keys)
 
     def mix(

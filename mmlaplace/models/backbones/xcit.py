@@ -263,17 +263,11 @@ class XCiTBackbone(PyramidBackbone):
             return super().forward(x)
         self.check_images(x)
         memory_format = feature_map.memory_format_of(x)
-        maps = []
         (stage,) = self.stages
-        x, hw_shape = stage['patch_embed'](x)
-        x = stage['position'](x, hw_shape)
-        for i, block in enumerate(stage['blocks']):
-            x = block(x, hw_shape)
-            if i in self.pyramid_blocks:
-                maps.append(tokens_to_map(x, hw_shape))
+        _, hw_shape, *tokens = stage(x, self.pyramid_blocks)
         return tuple(
-            rescale(out).contiguous(memory_format=memory_format)
-            for rescale, out in zip(self.pyramid, maps)
+            rescale(tokens_to_map(x, hw_shape)).contiguous(memory_format=memory_format)
+            for rescale, x in zip(self.pyramid, tokens)
         )
 
 

@@ -2,7 +2,7 @@
 
 from mmlaplace.ops.linear_attention import elu_plus_one, linear_attention
 
-from .block import FFN, DropPath, LayerScale, TransformerBlock
+from .block import FFN, DropPath, LayerScale, StageLayers, TransformerBlock
 from .feature_map import DepthwiseConv, map_to_tokens, memory_format_of, resize_map, tokens_to_map
 from .landmarks import Landmarks
 from .pairs import softmax_attention
@@ -37,6 +37,7 @@ __all__ = [
     'RepBN',
     'RotaryEmbedding2D',
     'RotaryOfAllHeads',
+    'StageLayers',
     'TransformerBlock',
     'elu_plus_one',
     'join_windows',

@@ -1,17 +1,16 @@
-"""Blocks of tokens and their parts: FFN, stochastic depth, layer scale."""
+"""Stages and blocks of tokens, and their parts: FFN, stochastic depth, layer scale."""
 
-from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, Iterable, Iterator, List, Optional, Tuple
+from contextlib import nullcontext
+from typing import Any, Callable, Collection, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 import torch.utils.checkpoint as checkpoint
-from mmengine.model import BaseModule, Sequential
+from mmengine.model import BaseModule, ModuleList, Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 from torch.nn.modules import module as every_module
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmlaplace.ops._checks import is_compiling
 from mmlaplace.ops.backend import in_cpu_graph, with_current_backend
@@ -20,7 +19,7 @@ from mmlaplace.ops.precision import autocasting
 
 from .build import build_activation, build_token_norm
 from .feature_map import DepthwiseConv
-from .rep_norm import PRepBN
+from .recomputing import is_recomputing, statistics_kept
 
 DROP_PATH_PER = ('sample', 'element')
 FFN_LAYERS: Tuple[Any, ...] = (nn.Linear, nn.GELU, nn.Dropout, nn.Linear, nn.Dropout)
@@ -111,6 +110,26 @@ def has_hooks(module: nn.Module) -> bool:
     return any(value for name, value in module.__dict__.items() if name.endswith('_hooks'))
 
 
+def own_bias(linear: nn.Module) -> Optional[Tensor]:
+    """The bias that a linear layer adds, or None where only a call of the layer can tell.
+
+    Tools that prune, quantise, shard or wrap a layer change what its call computes, and often its
+    attribute ``bias`` too.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers.block import own_bias
+        >>> linear = torch.nn.Linear(4, 4)
+        >>> own_bias(linear) is linear.bias
+        True
+        >>> hook = linear.register_forward_hook(lambda module, inputs, out: 2 * out)
+        >>> own_bias(linear) is None
+        True
+    """
+    bias = linear._parameters.get('bias', linear.__dict__.get('bias'))
+    return bias if isinstance(bias, Tensor) and are_untouched([linear]) else None
+
+
 class FFN(BaseModule):
     """Linear, an optional depthwise convolution, an activation, linear.
 
@@ -168,16 +187,20 @@ class FFN(BaseModule):
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
-        first, act, dropout, second, last = self.layers._modules.values()
-        if self.dwconv is None and self.is_one_op(x):
+        layers = self.layers
+        if self.dwconv is None:
+            if not self.is_one_op(x):
+                return layers(x)
+            first, act, _, second, _ = layers
             return gelu_ffn(
                 x, first.weight, first.bias, second.weight, second.bias, act.approximate
             )
+        first, act, dropout, second, last = layers
         x = first(x)  # (B, N, C * ffn_ratio)
-        if self.dwconv is not None and not self.dwconv_residual:
+        if not self.dwconv_residual:
             x = self.dwconv(x if self.dwconv_act is None else self.dwconv_act(x), hw_shape)
         x = dropout(act(x))
-        if self.dwconv is not None and self.dwconv_residual:
+        if self.dwconv_residual:
             x = x + self.dwconv(x, hw_shape)
             x = act(x) if self.act_twice else x
         return last(second(x))
@@ -196,7 +219,9 @@ class FFN(BaseModule):
         elif torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0:
             return False
         layers: Any = tuple(self.layers._modules.values())
-        if tuple(map(type, layers)) != FFN_LAYERS or not are_untouched(layers):
+        if tuple(map(type, layers)) != FFN_LAYERS:
+            return False
+        if not are_untouched((self.layers, *layers)):
             return False
         if (nn.Linear.forward, nn.GELU.forward, nn.Dropout.forward) != TORCHS_FORWARDS:
             return False
@@ -231,16 +256,19 @@ class Block(BaseModule):
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
         if self.with_cp and torch.is_grad_enabled():
-            if is_compiling():
-                return checkpoint.checkpoint(self._forward, x, hw_shape, use_reentrant=False)
-            return checkpoint.checkpoint(
-                with_current_backend(self._forward),
-                x,
-                hw_shape,
-                use_reentrant=False,
-                context_fn=lambda: (nullcontext(), _statistics_kept(self, _counts(self))),
-            )
+            compiling = is_compiling()
+            forward = self._forward if compiling else with_current_backend(self._counted_once)
+            return checkpoint.checkpoint(forward, x, hw_shape, use_reentrant=False)
+        if self.training:
+            return self._counted_once(x, hw_shape)
         return self._forward(x, hw_shape)
+
+    def _counted_once(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        """The forward, which leaves the statistics of BatchNorms if a checkpoint repeats it."""
+        if not is_recomputing():
+            return self._forward(x, hw_shape)
+        with statistics_kept(self):
+            return self._forward(x, hw_shape)
 
 
 class TransformerBlock(Block):
@@ -332,33 +360,77 @@ class TransformerBlock(Block):
         return x
 
 
-def _counts(module: nn.Module) -> List[Tuple[Tensor, Tensor]]:
-    """The counts of forwards in BatchNorms and :class:`PRepBN`, each with a copy of it."""
-    counts = [
-        part.forwards if isinstance(part, PRepBN) else part.num_batches_tracked
-        for part in module.modules()
-        if isinstance(part, (_BatchNorm, PRepBN))
-    ]
-    return [(count, count.clone()) for count in counts if count is not None]
+class StageLayers(BaseModule):
+    """The layers of one stage, from its map to its tokens.
 
+    Backbones call their stages, so ``backbone.stages[i]`` can have hooks, and activation
+    checkpointing or sharding can wrap it. ``stage['blocks']`` is ``stage.blocks``. A stage that has
+    no such layer does not contain its name: ``'position' in stage``.
 
-@contextmanager
-def _statistics_kept(module: nn.Module, before: List[Tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """A context in which BatchNorms do not update their running statistics again.
+    Args:
+        patch_embed: Makes the tokens of a map.
+        position: Adds positions and a class token, or None.
+        blocks: Mix the tokens.
+        norm: What the tokens pass behind the blocks, or None.
 
-    Counts, on which :class:`PRepBN` depends, are those given: of before the pass that is computed
-    again, after which other passes may have come.
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import LaplacianFormer
+        >>> stage = LaplacianFormer('micro').stages[0]
+        >>> tokens, hw_shape = stage(torch.randn(1, 3, 64, 96))
+        >>> tokens.shape, hw_shape, len(stage['blocks'])
+        (torch.Size([1, 384, 32]), (16, 24), 1)
     """
-    momenta = [(part, part.momentum) for part in module.modules() if isinstance(part, _BatchNorm)]
-    now = _counts(module)
-    for norm, _ in momenta:
-        norm.momentum = 0.0
-    for count, value in before:
-        count.copy_(value)
-    try:
-        yield
-    finally:
-        for norm, momentum in momenta:
-            norm.momentum = momentum
-        for count, value in now:
-            count.copy_(value)
+
+    # A subclass of ModuleDict would be a container without a forward for torch's fully_shard.
+    def __init__(
+        self,
+        patch_embed: nn.Module,
+        position: Optional[nn.Module],
+        blocks: Sequence[nn.Module],
+        norm: Optional[nn.Module],
+    ) -> None:
+        super().__init__()
+        self.patch_embed = patch_embed
+        self.position = position
+        self.blocks = ModuleList(blocks)
+        self.norm = norm
+
+    def __getitem__(self, name: str) -> nn.Module:
+        return self._modules[name]
+
+    def __contains__(self, name: str) -> bool:
+        return self._modules.get(name) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self.named_children())
+
+    def forward(
+        self, x: Tensor, after: Collection[int] = (), stop: bool = False
+    ) -> Tuple[Any, ...]:
+        """A map to the tokens of the stage.
+
+        Args:
+            x: ``(B, C_in, H', W')``.
+            after: Numbers of the blocks after which the tokens are returned too. Default: none.
+            stop: Whether to end after the last of these blocks. Default: False.
+
+        Returns:
+            Tokens ``(B, N, C)``, with class tokens ``(B, 1 + N, C)``; the sides ``(H, W)`` of their
+            map; and the tokens after each of the blocks in ``after``.
+        """
+        repeated = self.training and is_recomputing()
+        kept: List[Tensor] = []
+        with statistics_kept(self) if repeated else nullcontext():
+            x, hw_shape = self.patch_embed(x)  # (B, N, C), (H, W)
+            if self.position is not None:
+                x = self.position(x, hw_shape)  # (B, N, C), or (B, 1 + N, C)
+            for i, block in enumerate(self.blocks):
+                x = block(x, hw_shape)
+                if i in after:
+                    kept.append(x)
+                if stop and len(kept) == len(after):
+                    return (x, hw_shape, *kept)
+            if self.norm is not None:
+                x = self.norm(x)
+        return (x, hw_shape, *kept)

@@ -10,8 +10,6 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..known_options import did_you_mean
 from .feature_map import map_to_tokens, tokens_to_map
-from .rep_norm import RepBN
-from .rms_norm import RMSNorm
 
 # OpenMMLab's names, which are in the registry only where mmcv is imported.
 TOKEN_NORMS: Dict[str, type] = {'LN': nn.LayerNorm}
@@ -87,7 +85,7 @@ def build_map_norm(norm_cfg: dict, channels: int) -> nn.Module:
     """
     norm = _build_norm(norm_cfg, channels, MAP_NORMS, 'maps')
     # By the type, as LayerNorms of maps are subclasses of PyTorch's.
-    if isinstance(norm, (RepBN, RMSNorm)) or type(norm) in TOKEN_NORMS.values():
+    if getattr(norm, 'of_tokens', False) or type(norm) in TOKEN_NORMS.values():
         raise ValueError(
             f'norm_cfg has type {norm_cfg["type"]!r}, a norm of tokens, for maps; take one of '
             f'{list(MAP_NORMS)}'

@@ -7,8 +7,37 @@ from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
 
-from .feature_map import DepthwiseConv, tokens_to_map
+from .feature_map import DepthwiseConv, map_to_tokens, tokens_to_map
+from .shared_conv import SharedConv2d
 from .tables import computed_once
+
+
+class SampledConv2d(SharedConv2d):
+    """A depthwise convolution of maps that samples each tap at a shifted position.
+
+    ``(B, C, H, W), (B, k^2, 2, N) -> (B, C, H, W)``. Shifts are in tokens, of rows and of columns.
+    """
+
+    def forward(self, x: Tensor, shifts: Tensor) -> Tensor:  # type: ignore[override]
+        weight, bias = self.weight, self.bias
+        if x.shape[1] > self.in_channels:
+            weight, bias = self.filters(x.shape[1] // self.in_channels)
+        height, width = x.shape[2:]
+        with no_autocast(x.device):
+            maps, shifts, weight = upcast(x, shifts, weight)
+            taps = computed_once(taps_of_tokens, height, width, weight.shape[-1], like=x)
+            rows, columns = (shifts + taps).unbind(2)  # (B, k^2, N)
+            # The middles of the outer tokens lie half a token inside of -1 and 1.
+            grid = torch.stack([(2 * columns + 1) / width, (2 * rows + 1) / height], dim=-1) - 1
+            # Of torch, as mmcv's op wants batches that 32 divides, and torchvision's took seven
+            # times as long on a CPU. A row of the kernel at a time takes less memory.
+            out: Any = 0.0
+            for near, filters in zip(grid.split(weight.shape[-1], dim=1), weight[:, 0].unbind(1)):
+                samples = F.grid_sample(maps, near, align_corners=False)  # (B, C, k, N)
+                out = out + torch.einsum('bctn,ct->bnc', samples, filters)
+            if bias is not None:
+                out = out + upcast(bias)[0]
+        return tokens_to_map(out.to(x.dtype), (height, width))
 
 
 class DeformableConv(DepthwiseConv):
@@ -35,6 +64,8 @@ class DeformableConv(DepthwiseConv):
         torch.Size([1, 48, 64])
     """
 
+    conv_types = (SampledConv2d, SampledConv2d)
+
     def __init__(self, embed_dims: int, kernel_size: int = 3, *args: Any, **kwargs: Any) -> None:
         super().__init__(embed_dims, kernel_size, *args, **kwargs)
         self.offset = nn.Conv2d(
@@ -47,23 +78,7 @@ class DeformableConv(DepthwiseConv):
         """``(B, N, C) -> (B, N, C)``."""
         maps = tokens_to_map(x, hw_shape)  # (B, C, H, W)
         shifts = self.offset(maps).flatten(2).unflatten(1, (-1, 2))  # (B, k^2, (y, x), N)
-        weight, bias = self.filters()
-        with no_autocast(x.device):
-            maps, shifts, weight = upcast(maps, shifts, weight)
-            taps = computed_once(taps_of_tokens, *hw_shape, weight.shape[-1], like=x)
-            rows, columns = (shifts + taps).unbind(2)  # (B, k^2, N)
-            # The middles of the outer tokens lie half a token inside of -1 and 1.
-            height, width = hw_shape
-            grid = torch.stack([(2 * columns + 1) / width, (2 * rows + 1) / height], dim=-1) - 1
-            # Of torch, as mmcv's op wants batches that 32 divides, and torchvision's took seven
-            # times as long on a CPU. A row of the kernel at a time takes less memory.
-            out: Any = 0.0
-            for near, filters in zip(grid.split(weight.shape[-1], dim=1), weight[:, 0].unbind(1)):
-                samples = F.grid_sample(maps, near, align_corners=False)  # (B, C, k, N)
-                out = out + torch.einsum('bctn,ct->bnc', samples, filters)
-            if bias is not None:
-                out = out + upcast(bias)[0]
-        return out.to(x.dtype)
+        return map_to_tokens(self.conv(maps, shifts))
 
 
 def taps_of_tokens(height: int, width: int, size: int, device: torch.device) -> Tensor:

@@ -1,6 +1,6 @@
 """Tokens as maps, and depthwise convolutions of these."""
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import torch
 import torch.nn as nn
@@ -175,6 +175,9 @@ class DepthwiseConv(BaseModule):
         (torch.Size([1, 48, 64]), torch.Size([32, 1, 5, 5]))
     """
 
+    # Of its convolution: where each channel has its filter, and where channels share filters.
+    conv_types: Tuple[type, type] = (nn.Conv2d, SharedConv2d)
+
     def __init__(
         self,
         embed_dims: int,
@@ -194,20 +197,14 @@ class DepthwiseConv(BaseModule):
             'head_channel': embed_dims // num_heads,
         }[filters_per]
         options: Dict[str, Any] = dict(padding=kernel_size // 2, groups=count, bias=bias)
-        self.sets = embed_dims // count
+        own, shared = self.conv_types
         if filters_per == 'channel':
-            self.conv = nn.Conv2d(count, count, kernel_size, **options)
+            self.conv = own(count, count, kernel_size, **options)
         else:
             options.update(interleaved=filters_per == 'head')
-            self.conv = SharedConv2d(count, count, kernel_size, **options)
+            self.conv = shared(count, count, kernel_size, **options)
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)``."""
         maps = x.view(x.shape[0], *hw_shape, x.shape[2]).permute(0, 3, 1, 2)  # (B, C, H, W)
         return self.conv(maps).permute(0, 2, 3, 1).flatten(1, 2)
-
-    def filters(self) -> Tuple[Tensor, Optional[Tensor]]:
-        """The filter of each channel, ``(C, 1, k, k)``, and their biases ``(C,)``, if any."""
-        if isinstance(self.conv, SharedConv2d):
-            return self.conv.filters(self.sets)
-        return self.conv.weight, self.conv.bias

@@ -199,7 +199,7 @@ class ConvPatchEmbed(BaseModule):
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """``(B, C_in, H, W) -> tokens (B, N, C), (H', W')`` with ``N = H' * W'``."""
         x = self.layers(channels_last(x))  # (B, C, H', W')
-        return map_to_tokens(x), (x.shape[2], x.shape[3])
+        return x.permute(0, 2, 3, 1).flatten(1, 2), (x.shape[2], x.shape[3])
 
 
 class PooledPatchEmbed(BaseModule):

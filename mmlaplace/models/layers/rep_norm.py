@@ -1,13 +1,23 @@
 """Norms of tokens that end as a BatchNorm, as in SLAB."""
 
-from typing import Any, Callable, Set
+from collections import deque
+from typing import Any, Callable, Deque, Set, Tuple
 
 import torch
 import torch.nn as nn
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from mmlaplace.ops._checks import is_compiling, is_transforming
 from mmlaplace.ops.precision import HALVES
+
+from .block import are_untouched
+from .recomputing import is_recomputing, statistics_kept
+
+# Which in eval mode compute one product and one sum. A user may set another for a whole class.
+TORCHS_FORWARDS = (nn.BatchNorm1d.forward, nn.SyncBatchNorm.forward)
+# The most forwards before the backward pass of the first of them.
+RECENT = 64
 
 
 @MODELS.register_module()
@@ -31,6 +41,7 @@ class RepBN(nn.Module):
         torch.Size([2, 45, 64])
     """
 
+    of_tokens = True  # and not of maps
     bn: Any  # whose statistics may be None for mypy
 
     def __init__(self, embed_dims: int) -> None:
@@ -40,11 +51,15 @@ class RepBN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``(B, N, C) -> (B, N, C)``."""
-        x = x.to(self.bn.weight.dtype)  # fp32 under autocast
-        if self.bn.training:
-            return self.bn(x.flatten(0, -2)).view_as(x) + self.alpha * x
-        scale = self.bn.weight * torch.rsqrt(self.bn.running_var + self.bn.eps)
-        return x * (scale + self.alpha) + (self.bn.bias - scale * self.bn.running_mean)
+        bn = self.bn
+        x = x.to(bn.weight.dtype)  # fp32 under autocast
+        if not bn.training and type(bn).forward in TORCHS_FORWARDS and are_untouched([bn]):
+            scale = bn.weight * torch.rsqrt(bn.running_var + bn.eps)
+            return x * (scale + self.alpha) + (bn.bias - scale * bn.running_mean)
+        if bn.training and is_recomputing():
+            with statistics_kept(bn):
+                return bn(x.flatten(0, -2)).view_as(x) + self.alpha * x
+        return bn(x.flatten(0, -2)).view_as(x) + self.alpha * x
 
     def no_weight_decay(self) -> Set[str]:
         """Names of the parameters without weight decay, as in SLAB's code."""
@@ -66,6 +81,10 @@ class PRepBN(RepBN):
     The buffer ``forwards`` counts the forwards in training, and is in the state dict. An average of
     models has the average of their counts. The count is fp32 in a model of halves too. New
     statistics for the BatchNorm, as by ``torch.optim.swa_utils.update_bn``, do not reset it.
+
+    A forward that activation checkpointing computes again does not count, and takes the
+    :math:`\lambda` of the first. The norm finds that by its tokens, among those of the last 64
+    forwards.
 
     Args:
         embed_dims: Channels C.
@@ -99,6 +118,8 @@ class PRepBN(RepBN):
         self.layer_norm = nn.LayerNorm(embed_dims, eps=eps)
         # No integer, because averages of models leave integers out, or round them.
         self.register_buffer('forwards', torch.zeros((), dtype=torch.float32))
+        # Of each recent forward: a mean of its tokens, and the count before it.
+        self.recent: Deque[Tuple[Tensor, Tensor]] = deque(maxlen=RECENT)
 
     def forward(self, x: Tensor) -> Tensor:
         """``(B, N, C) -> (B, N, C)``."""
@@ -107,14 +128,28 @@ class PRepBN(RepBN):
         x = x.to(self.bn.weight.dtype)
         share = torch.ones_like(self.forwards)
         if self.bn.training:
-            share = ((self.forwards - self.warmup) / self.steps).clamp(0, 1)
-            self.forwards.add_(1)
+            share = ((self.forwards_before(x) - self.warmup) / self.steps).clamp(0, 1)
         # With a share of 1 the LayerNorm has a gradient, of zeros, for which DDP waits.
         return torch.lerp(self.layer_norm(x), super().forward(x), share.to(x.dtype))
+
+    def forwards_before(self, x: Tensor) -> Tensor:
+        """Count a forward of tokens, unless it is computed again; the count before the first."""
+        if is_recomputing() and self.recent:
+            means, counts = map(torch.stack, zip(*self.recent))
+            differences = (means - mean_of_some(x)).abs().sum(-1)
+            # The last of equal ones, such as those of an image in several epochs.
+            nearest = len(differences) - 1 - differences.flip(0).argmin()
+            return counts[nearest]
+        before = self.forwards.clone()
+        self.forwards.add_(1)
+        if not is_compiling() and not is_transforming():
+            self.recent.append((mean_of_some(x), before))
+        return before
 
     def _apply(self, fn: Callable, *args: Any, **kwargs: Any) -> 'PRepBN':
         """Change the module as PyTorch does, but keep the count out of halves, which end early."""
         forwards = self.forwards
+        self.recent.clear()
         super()._apply(fn, *args, **kwargs)
         if self.forwards.dtype in HALVES:
             self.forwards = forwards.to(self.forwards.device)
@@ -122,3 +157,9 @@ class PRepBN(RepBN):
 
     def extra_repr(self) -> str:
         return f'steps={self.steps}, warmup={self.warmup}'
+
+
+def mean_of_some(x: Tensor) -> Tensor:
+    """The mean of up to 127 tokens ``(..., C)``, by which a batch is known again."""
+    tokens = x.detach().flatten(0, -2)
+    return tokens[:: max(1, len(tokens) // 64)].mean(0)

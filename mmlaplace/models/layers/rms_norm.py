@@ -23,6 +23,8 @@ class RMSNorm(nn.Module):
         tensor(1.0000, grad_fn=<MeanBackward0>)
     """
 
+    of_tokens = True  # and not of maps
+
     def __init__(self, embed_dims: int, eps: float = 1e-5) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(embed_dims))

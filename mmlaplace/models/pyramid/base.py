@@ -197,13 +197,7 @@ class PyramidBackbone(KnownOptions, StrictLoading):
         memory_format = feature_map.memory_format_of(x)
         outs = []
         for i, stage in enumerate(self.stages):
-            x, hw_shape = stage['patch_embed'](x)  # (B, N, C), (H, W)
-            if 'position' in stage:
-                x = stage['position'](x, hw_shape)  # (B, N, C), or (B, 1 + N, C)
-            for block in stage['blocks']:
-                x = block(x, hw_shape)
-            if 'norm' in stage:
-                x = stage['norm'](x)
+            x, hw_shape = stage(x)  # (B, N, C) or (B, 1 + N, C), and (H, W)
             if i in self.out_indices:
                 norm = getattr(self, f'norm{i}', None)
                 out = x if norm is None else norm(x)
@@ -219,8 +213,9 @@ class PyramidBackbone(KnownOptions, StrictLoading):
     def _freeze_stages(self) -> None:
         frozen = []
         if self.frozen_stages >= 0:
-            stem = self.stages[0]
-            frozen += [stem[name] for name in ('patch_embed', 'position') if name in stem]
+            # By attribute, as a stage may be wrapped.
+            parts = [getattr(self.stages[0], name) for name in ('patch_embed', 'position')]
+            frozen += [part for part in parts if part is not None]
         for i, stage in enumerate(self.stages[: max(self.frozen_stages, 0)]):
             frozen.append(stage)
             if hasattr(self, f'norm{i}'):

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch.nn as nn
-from mmengine.model import ModuleDict, ModuleList
 
 from ..attentions.frame import Frame
 from ..layers import PositionEmbedding, TransformerBlock
+from ..layers.block import StageLayers
 from .options import attention_class, takes, with_frame
 
 
@@ -122,20 +122,15 @@ class Stage:
         with_cp: bool,
         norm_cfg: Optional[dict],
         act_cfg: Optional[dict],
-    ) -> ModuleDict:
-        """The modules ``patch_embed``, ``position`` and ``norm`` (if any), and ``blocks``.
-
-        The ``norm`` is the stage's ``end``.
-        """
-        # mmengine's containers, as init_weights goes down through no others.
-        stage = ModuleDict()
+    ) -> StageLayers:
+        """The modules of the stage. Their ``norm`` is the stage's ``end``."""
         norm = {} if norm_cfg is None else dict(norm_cfg=norm_cfg)
         embed = self.embed(in_channels, embed_dims, **(norm if self.embed_norm else {}))
-        stage['patch_embed'] = embed
+        position = None
         if self.position is not None:
             options = dict(self.position)
             kind = options.pop('type', PositionEmbedding)
-            stage['position'] = kind(embed_dims, resolution, drop_rate=drop_rate, **options)
+            position = kind(embed_dims, resolution, drop_rate=drop_rate, **options)
         block = dict(
             self.block,
             ffn_ratio=ffn_ratio,
@@ -147,10 +142,9 @@ class Stage:
         if act_cfg is not None:
             block['ffn_cfg'] = dict(block.get('ffn_cfg', {}), act_cfg=act_cfg)
         sizes = dict(embed_dims=embed_dims, num_heads=num_heads, input_resolution=resolution)
-        stage['blocks'] = ModuleList()
+        blocks = []
         for attn_cfg, rate in zip(self.attn_cfgs(len(drop_path_rates), **sizes), drop_path_rates):
             own = {} if attn_cfg is None else dict(attn_cfg=attn_cfg)
-            stage['blocks'].append(make(embed_dims, drop_path_rate=rate, **own, **block))
-        if self.end is not None:
-            stage['norm'] = self.end(embed_dims, **norm)
-        return stage
+            blocks.append(make(embed_dims, drop_path_rate=rate, **own, **block))
+        end = None if self.end is None else self.end(embed_dims, **norm)
+        return StageLayers(embed, position, blocks, end)

@@ -6,7 +6,7 @@ from typing import Any, Callable
 import torch.nn as nn
 from torch.fx import Proxy
 
-from ..layers.block import Block
+from ..layers.block import Block, StageLayers
 
 
 def record_layers(backbone: nn.Module, tracer: Any) -> None:
@@ -14,8 +14,8 @@ def record_layers(backbone: nn.Module, tracer: Any) -> None:
 
     A layer chooses its path by the shape and dtype of its input and by autocast. A symbolic trace
     has none of these. As a step the layer runs as it is, so the graph is correct for images of any
-    size. Blocks are traced through: norms, attention and FFN are steps. A block that recomputes its
-    activations (``with_cp``) is one step.
+    size. Stages and blocks are traced through: norms, attention and FFN are steps. A block that
+    recomputes its activations (``with_cp``) is one step.
 
     Only this tracer changes. Backbones call it, so ``torch.fx.symbolic_trace`` and torchvision's
     ``create_feature_extractor`` need no list of leaf modules.
@@ -31,8 +31,10 @@ def record_layers(backbone: nn.Module, tracer: Any) -> None:
         >>> [node.target for node in graph.nodes if node.op == 'call_module'][:3]
         ['stages.0.patch_embed', 'stages.0.blocks.0.norm1', 'stages.0.blocks.0.attn']
     """
-    traced = {m for m in backbone.modules() if isinstance(m, Block) and not m.with_cp}
-    layers = set(backbone.modules()) - traced - {backbone}
+    modules = list(backbone.modules())
+    traced = {m for m in modules if isinstance(m, Block) and not m.with_cp}
+    traced |= {m for m in modules if isinstance(m, StageLayers)}
+    layers = set(modules) - traced - {backbone}
     is_leaf = tracer.is_leaf_module
 
     def is_layer_or_leaf(module: nn.Module, name: str) -> bool:
