@@ -328,7 +328,8 @@ def draw(inferencer, photo: Photo, samples: list, args) -> Image.Image:
         path = photo.path
         if color_of(args.cfg) == 'tifffile':
             path = Path(folder, 'bands.png')
-            first_bands(read_image(photo.path, 'tifffile')).save(path)
+            with whole_file(path) as temporary:
+                first_bands(read_image(photo.path, 'tifffile')).save(temporary)
         if scope == 'mmpretrain':
             options.update(resize=args.resize, show_dir=folder)
         elif scope == 'mmdet':

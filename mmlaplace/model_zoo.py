@@ -159,10 +159,10 @@ def list_models(
 
     Examples:
         >>> from mmlaplace import list_models
-        >>> list_models('tiny', task='classification', family='laplacianformer')
-        ['laplacianformer-tiny_8xb128_in1k']
+        >>> list_models('tiny', task='backbone', family='mlla')
+        ['mlla-tiny']
         >>> list_models('softpp-[mt]*', task='backbone')
-        ['softpp-medium', 'softpp-medium-nonorm', 'softpp-micro', 'softpp-tiny']
+        ['softpp-medium', 'softpp-medium-nonorm', 'softpp-micro', 'softpp-tiny', 'softpp-tiny-laplacian']
     """
     return [model.name for model in find_models(pattern, task, family, exclude_filters)]
 

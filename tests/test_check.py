@@ -106,7 +106,10 @@ def test_a_library_that_lacks_ops_for_a_gpu(monkeypatch):
     findings = {f.name: f for f in library.check_library()}
     finding = findings['CUDA kernels']
     assert (findings['CPU kernels'].status, finding.status) == ('ok', 'problem')
-    assert 'the library has no cholesky_inverse, gaussian_kernel, lapl' in finding.found
+    assert (
+        'the library has no cholesky_inverse, gaussian_kernel, kernel_attention, lapl'
+        in finding.found
+    )
     assert 'FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="9.0" ' in finding.fix
 
 

@@ -50,7 +50,7 @@ NEAR_OF = {
     'soft': (0.025, 0.05),
     'polaformer': (0.025, 0.05),
     'pvt': (0.01, 0.06),
-    'swin': (0.02, 0.015),
+    'swin': (0.02, 0.016),  # SwinV2 asks for a bias by a further token where layers are counted
     'ravlt': (0.02, 0.025),
     'mavit': (0.03, 0.025),
     'polaformerpp': (0.08, 0.06),  # 7.5 is printed as 7

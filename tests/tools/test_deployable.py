@@ -8,7 +8,7 @@ import exported_models
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, refusal_of, run_python, toolbox_model
+from conftest import ROOT, output_of, refusal_of, run_python, toolbox_model
 from exported_models import build, quick_config
 from mmengine.config import Config
 from PIL import Image
@@ -149,17 +149,24 @@ def segmentor(tmp_path):
     return tmp_path / 'segmentor.onnx'
 
 
-@pytest.mark.parametrize('folder', ['a/../a', 'labels'])
-def test_an_image_or_the_labels_of_another_are_not_replaced(segmentor, tmp_path, folder):
+def test_an_image_is_not_replaced_by_its_labels(segmentor, tmp_path):
+    photo = tmp_path / 'a/x.png'
+    photo.parent.mkdir()
+    Image.new('RGB', (SIDE, SIDE)).save(photo)
+    before = photo.read_bytes()
+    told = refusal_of(RUN, segmentor, photo, '--out', tmp_path / 'a/../a')
+    assert 'x.png is already one of the images' in told
+    assert photo.read_bytes() == before
+
+
+def test_labels_of_images_of_one_name_keep_their_folders(segmentor, tmp_path):
     photos = [tmp_path / name / 'x.png' for name in 'ab']
     for photo in photos:
         photo.parent.mkdir()
         Image.new('RGB', (SIDE, SIDE)).save(photo)
-    before = photos[0].read_bytes()
-    told = refusal_of(RUN, segmentor, *photos, '--out', tmp_path / folder)
-    assert 'x.png is already one of the images' in told
-    assert photos[0].read_bytes() == before
-    assert not (tmp_path / 'labels').exists()  # said before any work is done
+    output_of(RUN, segmentor, *photos, '--out', tmp_path / 'labels')
+    found = sorted(path.relative_to(tmp_path) for path in (tmp_path / 'labels').rglob('x.png'))
+    assert [str(path) for path in found] == ['labels/a/x.png', 'labels/b/x.png']
 
 
 def test_a_copy_of_two_files_runs_without_the_project_and_without_torch(segmentor, tmp_path):

@@ -58,8 +58,10 @@ class LaplacianAttention(QKVAttention):
     With ``normalization='rows'``, each row of :math:`\hat G` is divided by its sum, as softmax
     attention does, so that :math:`Z_{ij} = \hat G_{ij} / \sum_l \hat G_{il}`, see
     :func:`~mmlaplace.ops.normalized_nystrom_attention`. This is our form and not the paper's. It
-    needs a pass less over the tokens. With ``normalization='none'``, Z is
-    :math:`\gamma \hat G / N`, which is not centred.
+    needs a pass less over the tokens. Where the sum of a row cancels, its result is large, up to
+    1e6 times the values, which is more than fp16 holds. This was seen with the Gaussian kernel and
+    tokens far apart. With ``normalization='none'``, Z is :math:`\gamma \hat G / N`, which is not
+    centred.
 
     Everything but the linears and the convolution runs in fp32 under any autocast.
 
@@ -128,7 +130,7 @@ class LaplacianAttention(QKVAttention):
         dict(whitening='literal', solver='newton_schulz', num_landmarks=4),
         dict(whitening='none', solver='conjugate_gradient', num_landmarks=9),
         dict(normalization='rows', landmarks_from='queries', num_landmarks=4),
-        dict(normalization='rows', pool_ratio=2, kernel='gaussian', solver='newton_schulz'),
+        dict(normalization='rows', pool_ratio=2, solver='newton_schulz'),
         dict(landmarks_from='queries', num_landmarks=9),
         dict(normalization='rows', landmarks_from='both', num_landmarks=4),
         dict(landmarks_from='both', num_landmarks=4, centred_over='both'),
@@ -270,16 +272,24 @@ class LaplacianAttention(QKVAttention):
         keys and then those of the queries, and P is zero but for its upper right quarter.
         """
         if self.landmarks_from != 'both':
-            tokens = q if self.landmarks_from == 'queries' else k
-            (landmarks,) = upcast(self.landmarks(tokens, hw_shape, self.rotary))
+            landmarks = self.landmarks_of(q if self.landmarks_from == 'queries' else k, hw_shape)
             return landmarks, self.invert(self.kernel_fn(landmarks, landmarks, self.bandwidth))
-        of_queries, of_keys = upcast(*(self.landmarks(x, hw_shape, self.rotary) for x in (q, k)))
+        of_queries, of_keys = (self.landmarks_of(x, hw_shape) for x in (q, k))
         mat = self.kernel_fn(of_queries, of_keys, self.bandwidth)
         with no_autocast(mat.device):
             adjoint = mat.transpose(-2, -1)
             inverse = self.invert(adjoint @ mat) @ adjoint
         count = mat.shape[-1]
         return torch.cat([of_keys, of_queries], 2), F.pad(inverse, (count, 0, 0, count))
+
+    def landmarks_of(self, tokens: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        """``(B, heads, N, d) -> (B, heads, m, d)``, in at least fp32 under any autocast."""
+        if self.landmarks.method == 'pool':
+            return self.landmarks(tokens, hw_shape, self.rotary)
+        with no_autocast(tokens.device):
+            conv = getattr(self.landmarks, 'conv', None)
+            wide = upcast(tokens)[0] if conv is None else tokens.to(conv.weight.dtype)
+            return upcast(self.landmarks(wide, hw_shape, self.rotary))[0]
 
     @outside_autocast
     def mix_centred(
@@ -292,9 +302,9 @@ class LaplacianAttention(QKVAttention):
         hw_shape: Tuple[int, int],
     ) -> Tensor:
         """:meth:`mix` with a whitening that subtracts the mean of each row. It stores N x m."""
-        if self.rotary is not None:
-            q, k = self.rotary(q, hw_shape), self.rotary(k, hw_shape)
         query, key, value = upcast(q, k, v)
+        if self.rotary is not None:
+            query, key = self.rotary(query, hw_shape), self.rotary(key, hw_shape)
         of_query = self.kernel_fn(query, landmarks, self.bandwidth)  # (B, heads, N, m)
         of_key = inverse @ self.kernel_fn(landmarks, key, self.bandwidth)  # A, (B, heads, m, n)
         # The variance of a column is the same, whatever is the mean that is subtracted later.

@@ -170,7 +170,7 @@ def test_a_run_ends_in_a_page_with_configs_and_continues(tmp_path, monkeypatch, 
         '| **Elu** |',
         'By `--budget`: all else',
         'a last linear',
-        '| linear | memory and FLOPs',
+        '| linear | memory, FLOPs and elements',
     ):
         assert part in text
     assert 'no result' not in text
