@@ -161,8 +161,8 @@ def list_models(
         >>> from mmlaplace import list_models
         >>> list_models('tiny', task='backbone', family='mlla')
         ['mlla-tiny']
-        >>> list_models('softpp-[mt]*', task='backbone')
-        ['softpp-medium', 'softpp-medium-nonorm', 'softpp-micro', 'softpp-tiny', 'softpp-tiny-laplacian']
+        >>> list_models('softpp-m*', task='backbone')
+        ['softpp-medium', 'softpp-medium-nonorm', 'softpp-micro']
     """
     return [model.name for model in find_models(pattern, task, family, exclude_filters)]
 

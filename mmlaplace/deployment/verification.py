@@ -229,7 +229,8 @@ def _write_photograph(photo: 'Image.Image', path: Path, about: dict) -> None:
         bands = bands[..., 0] if channels == 1 else bands
         kind = 'rgb' if channels == 3 else 'minisblack'
         options: Dict[str, Any] = dict(planarconfig='contig') if channels > 1 else {}
-        return tifffile.imwrite(path, bands, photometric=kind, **options)
+        tifffile.imwrite(path, bands, photometric=kind, **options)
+        return
     if about['color'] != 'unchanged':
         return photo.save(path)
     modes = {1: 'L', 3: 'RGB', 4: 'RGBA'}

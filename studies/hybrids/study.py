@@ -235,7 +235,8 @@ class Study:
         ended: Optional[Callable[[dict], Any]] = None,
         num_heads: int = 2,
     ) -> None:
-        self.host = dict(HOST, arch=dict(HOST['arch'], num_heads=[num_heads]))
+        arch: Any = HOST['arch']
+        self.host = dict(HOST, arch=dict(arch, num_heads=[num_heads]))
         self.log, self.work_dir, self.ended = log, work_dir, ended
         self.results = by_key(read_results(log))
         self.data = cache(lambda task: READERS[task](data_root / task))

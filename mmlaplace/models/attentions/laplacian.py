@@ -307,6 +307,7 @@ class LaplacianAttention(QKVAttention):
             query, key = self.rotary(query, hw_shape), self.rotary(key, hw_shape)
         of_query = self.kernel_fn(query, landmarks, self.bandwidth)  # (B, heads, N, m)
         of_key = inverse @ self.kernel_fn(landmarks, key, self.bandwidth)  # A, (B, heads, m, n)
+        assert self.whitening_eps is not None
         # The variance of a column is the same, whatever is the mean that is subtracted later.
         centred = of_query - of_query.mean(-2, keepdim=True)
         covariance = centred.transpose(-2, -1) @ centred / query.shape[-2]
@@ -352,9 +353,10 @@ def _normalization(
             f'whitening={whitening!r} has no effect with normalization={normalization!r}; leave '
             "one of them out, or write normalization='whitened'"
         )
-    for name, value in (('centred_over', centred_over), ('whitening_eps', whitening_eps)):
-        if value is not None:
+    given = dict(centred_over=centred_over, whitening_eps=whitening_eps)
+    for name, option in given.items():
+        if option is not None:
             raise ValueError(
-                f'{name}={value!r} has no effect with normalization={normalization!r}; leave it out'
+                f'{name}={option!r} has no effect with normalization={normalization!r}; leave it out'
             )
     return normalization, None, None, None

@@ -43,7 +43,7 @@ def rows_pyramid(overlapping_patches: bool = True, strides: Sequence[int] = STRI
     """
     rows = dict(normalization='rows', landmarks_from='queries')
     stages = laplacian_pyramid(overlapping_patches, strides)
-    return [replace(stage, attn={**stage.attn, **rows}) for stage in stages]
+    return [replace(stage, attn={**(stage.attn or {}), **rows}) for stage in stages]
 
 
 _arch = partial(arch, ffn_ratios=(8, 8, 4, 4))
