@@ -18,7 +18,17 @@ from mmlaplace.lab.probes.report import Table, draw
 IMAGES = ROOT / 'docs/images'
 # In the small picture: the reference, the project's three papers, and attentions of backbones whose
 # weights are released; probes whose names say what they ask, and the cost at two sizes.
-EIGHT = ('Softmax', 'Laplacian', 'SOFT', 'Pola', 'Agent', 'FLatten', 'MLLA', 'MALA')
+SHOWN = (
+    'Softmax',
+    'Laplacian',
+    'Laplacian, rows',
+    'SOFT',
+    'Pola',
+    'Agent',
+    'FLatten',
+    'MLLA',
+    'MALA',
+)
 FEW = ('recall', 'one of many', 'offset', 'count, 4x map')
 
 
@@ -28,10 +38,14 @@ def draw_small(
     """Draw a few attentions and columns of the heat map."""
     numbers = [titles_of(table).index(title) for title in FEW]
     rows = {
-        name: [cells[n] for n in numbers] for name, cells in table.rows.items() if name in EIGHT
+        name: [cells[n] for n in numbers] for name, cells in table.rows.items() if name in SHOWN
     }
     few = table._replace(columns=[table.columns[n] for n in numbers], rows=rows)
-    times = {name: {key: costs[name][key] for key in (*AT_224, AT_1024[0])} for name in rows}
+    times = {
+        name: {key: costs[name][key] for key in (*AT_224, AT_1024[0])}
+        for name in rows
+        if name in costs
+    }
     draw(few, IMAGES / 'probes_small.png', images, times)
 
 

@@ -357,6 +357,7 @@ def _normalization(
     for name, option in given.items():
         if option is not None:
             raise ValueError(
-                f'{name}={option!r} has no effect with normalization={normalization!r}; leave it out'
+                f'{name}={option!r} has no effect with normalization={normalization!r}; leave it '
+                'out'
             )
     return normalization, None, None, None
