@@ -69,7 +69,7 @@ def test_new_processes_know_what_is_registered(method, tmp_path):
     assert result.stdout.splitlines() == lines, result.stderr[-3000:]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough  # processes of workers are above
 @pytest.mark.training
 def test_our_tool_trains_with_spawned_workers(tmp_path, noise_images):
     pytest.importorskip('mmpretrain')

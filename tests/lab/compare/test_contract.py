@@ -10,6 +10,8 @@ from mmlaplace.lab.compare.contract import FAILED, NOT_CHECKED, check_contract
 from mmlaplace.lab.compare.points import PLAIN, POINTS, settings
 
 SLOW_POINTS = ('compile', 'onnx')
+# Loops of Python over the tokens, which take a third of the time of all.
+SLOW = ('RollsTheKeys', 'DecaysAlongRows')
 
 
 UNSOUND = {
@@ -24,7 +26,18 @@ SOUND = {
 }
 
 
-@pytest.mark.parametrize('name', UNSOUND)
+def each(attentions):
+    """Each attention, the slow ones with ``--all`` alone."""
+    return pytest.mark.parametrize(
+        'name',
+        [
+            pytest.param(name, marks=pytest.mark.thorough) if name in SLOW else name
+            for name in attentions
+        ],
+    )
+
+
+@each(UNSOUND)
 def test_an_unsound_attention_fails_at_the_right_point(name):
     points = UNSOUND[name].__doc__.split('point: ')[1].strip().split(', ')
     found = check_contract(UNSOUND[name], points=points)
@@ -33,7 +46,7 @@ def test_an_unsound_attention_fails_at_the_right_point(name):
     )
 
 
-@pytest.mark.parametrize('name', SOUND)
+@each(SOUND)
 def test_a_sound_attention_is_not_accused(name):
     points = [point for point in POINTS if point not in SLOW_POINTS]
     found = list(check_contract(SOUND[name], points=points))
