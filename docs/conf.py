@@ -42,7 +42,10 @@ maximum_signature_line_length = 88
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 # Types of other projects, whose inventories would have to be downloaded to link to them.
-nitpick_ignore_regex = [(r'py:.*', r'(torch|mmengine|os|pathlib)\..*')]
+nitpick_ignore_regex = [
+    (r'py:.*', r'(torch|mmengine|os|pathlib)\..*'),
+    (r'py:class', r'mmlaplace\.models\.attentions\.cross_shaped\.Strip.*'),  # parts of a class
+]
 
 copybutton_prompt_text = '$ '
 

@@ -8,6 +8,6 @@ case "${1:-}" in -h | --help) sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "${BA
 source "$(dirname "${BASH_SOURCE[0]}")/steps.sh"
 
 step installation 60 "$python" -m mmlaplace check
-step tests 180 "$python" -m pytest -q -n "$workers" -p no:cacheprovider -p no:warnings -m gpu tests/ops tests/models/test_attentions.py tests/models/test_layers.py
+step tests 180 "$python" -m pytest -q -n "$workers" -p no:cacheprovider --disable-warnings -m gpu tests/ops tests/models/test_attentions.py tests/models/test_layers.py
 step checks 220 "$python" $kit/checks.py --seconds "$(seconds 205)" --out "$OUT/checks.json" --force
 end_of_steps

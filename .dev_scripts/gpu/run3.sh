@@ -13,7 +13,7 @@ attentions=(nystrom_attention normalized_nystrom_attention linear_attention)
 training=(tools/train.py configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py --work-dir "$OUT/training" --cfg-options train_cfg.max_epochs=1)
 if [ -z "${REHEARSE:-}" ]; then training+=(--amp); fi # mmengine's scaler of losses needs a GPU
 
-step tests_tensor_cores 80 "${by_tensor_cores[@]}" -m pytest -q -n "$workers" -p no:cacheprovider -p no:warnings -m gpu tests/ops/test_nystrom_attention.py tests/ops/test_normalized_nystrom_attention.py tests/ops/test_linear_attention.py
+step tests_tensor_cores 80 "${by_tensor_cores[@]}" -m pytest -q -n "$workers" -p no:cacheprovider --disable-warnings -m gpu tests/ops/test_nystrom_attention.py tests/ops/test_normalized_nystrom_attention.py tests/ops/test_linear_attention.py
 step ops_tensor_cores 75 "${by_tensor_cores[@]}" $kit/measure_ops.py --ops "${attentions[@]}" --seconds "$(seconds 60)" --out "$OUT/ops_tensor_cores.json" --force
 step peers_tensor_cores 65 "${by_tensor_cores[@]}" $kit/measure_peers.py --parts backbones --models laplacianformer-tiny polaformer-pvt-tiny --seconds "$(seconds 45)" --out "$OUT/peers_tensor_cores.json" --force
 if [ -d data/mini/classification ]; then

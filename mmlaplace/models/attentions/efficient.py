@@ -44,7 +44,7 @@ class EfficientLinearAttention(QKVAttention):
         torch.Size([1, 170, 64])
     """
 
-    tested_options = (dict(rope=True), dict(sr_ratio=2), dict(key_dims=24, lepe_kernel=3))
+    tested_options = (dict(rope=True), dict(sr_ratio=2), dict(key_dims=60, lepe_kernel=3))
 
     def __init__(
         self,
