@@ -7,8 +7,8 @@ import torch
 from mmlaplace.lab.probes.report import MISSING, STAR, Table, behind, largest
 from mmlaplace.lab.probes.tasks import PROBES, build_probe
 from mmlaplace.lab.side_by_side.attention_report import markdown
-from mmlaplace.models.attentions.laplacian import KERNELS
 from mmlaplace.models.layers import Landmarks
+from mmlaplace.models.layers.kernels import KERNELS
 from mmlaplace.ops import cholesky_inverse
 from mmlaplace.writing import markdown_table
 

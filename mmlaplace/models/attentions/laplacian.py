@@ -17,7 +17,7 @@ from mmlaplace.ops.precision import no_autocast, outside_autocast, upcast
 
 from ..layers import Landmarks
 from ..layers.checks import check_counts
-from ..layers.kernels import KERNELS
+from ..layers.kernels import choose_kernel
 from ..layers.solvers import conjugate_gradient_inverse
 from .base import QKVAttention
 from .frame import Frame
@@ -164,17 +164,13 @@ class LaplacianAttention(QKVAttention):
             normalization, whitening, centred_over, whitening_eps
         )
         for name, value, known in (
-            ('kernel', kernel, tuple(KERNELS)),
             ('solver', solver, SOLVERS),
             ('landmark_method', landmark_method, LANDMARK_METHODS),
             ('landmarks_from', landmarks_from, LANDMARKS_FROM),
         ):
             if value not in known:
                 raise ValueError(f'{name} must be one of {known}, got {value!r}')
-        kernel_fn, default_bandwidth = KERNELS[kernel]
-        bandwidth = default_bandwidth(self.head_dims) if bandwidth is None else bandwidth
-        if not 0 < bandwidth < float('inf'):
-            raise ValueError(f'bandwidth must be positive and finite, got {bandwidth}')
+        kernel_fn, bandwidth = choose_kernel(kernel, bandwidth, self.head_dims)
         check_counts(num_iters=num_iters)
         if ridge is None or ridge < 0:
             raise ValueError(f'ridge must not be negative, got {ridge}')
