@@ -6,13 +6,12 @@ import torch
 from torch import Tensor
 
 from . import _checks, _native
+from ._attention_functions import attention_functions
 from ._pairwise import logarithm_of_kernel
 from .nystrom_attention import (
     METRICS,
-    batches_apart,
     check_names,
     check_number,
-    joined_batches,
     tokens_by_head,
     tokens_of_one_dtype,
 )
@@ -42,64 +41,10 @@ def kernel_attention_reference(
     return (logarithm.softmax(-1) @ value).to(v.dtype)
 
 
-class Attention(_native.Function):
-    """The compiled op, which keeps its inputs, its result in fp32 and a number of each row."""
-
-    @staticmethod
-    def forward(*inputs: Any) -> Tuple[Tensor, Tensor, Tensor]:
-        with _native.below_autograd():
-            return _native.compiled(OP)(*inputs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:4], *output[1:])
-        ctx.constants = inputs[4:]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Optional[Tensor], *_: Any) -> tuple:
-        if grad is None:
-            return (None,) * 7
-        grads = AttentionGradient.apply(grad, *ctx.saved_tensors, *ctx.constants)
-        return (*grads, *(None,) * 4)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, *inputs: Any) -> Tuple[tuple, tuple]:
-        outputs = Attention.apply(*joined_batches(info.batch_size, in_dims, inputs, rotary=3))
-        return batches_apart(info.batch_size, outputs)
-
-
-class AttentionGradient(_native.Function):
-    """The gradients of :class:`Attention`. Second derivatives are those of the specification."""
-
-    @staticmethod
-    def forward(*inputs: Any) -> Tuple[Tensor, ...]:
-        with _native.below_autograd():
-            return _native.compiled(f'_{OP}_backward')(*inputs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        ctx.save_for_backward(*inputs[:5])
-        ctx.constants = inputs[7:]
-
-    @staticmethod
-    def backward(ctx: Any, *changes: Any) -> tuple:
-        grad, *tensors, rotary = ctx.saved_tensors
-
-        def gradients(grad: Tensor, *tensors: Tensor) -> tuple:
-            def attention(*tensors: Tensor) -> Tensor:
-                arguments: Any = (*tensors, rotary, *ctx.constants)
-                return kernel_attention_reference(*arguments)
-
-            return torch.func.vjp(attention, *tensors)[1](grad)
-
-        return (*torch.func.vjp(gradients, grad, *tensors)[1](changes), *(None,) * 6)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, *inputs: Any) -> Tuple[tuple, tuple]:
-        joined = joined_batches(info.batch_size, in_dims, inputs, rotary=4)
-        return batches_apart(info.batch_size, AttentionGradient.apply(*joined))
+# It keeps its inputs, its result in fp32 and a number of each row.
+Attention, AttentionGradient = attention_functions(
+    OP, kernel_attention_reference, num_tensors=4, num_kept=2
+)
 
 
 def kernel_attention(

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _checks, _native
+from ._attention_functions import batches_apart, joined_batches
 from .backend import ceil_div
-from .nystrom_attention import batches_apart, joined_batches
 from .precision import no_autocast, one_dtype, upcast, wide_dtype
 
 OP = 'linear_attention'

@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from . import _checks, _native
+from ._attention_functions import attention_functions
 from ._pairwise import logarithm_of_kernel
 from .nystrom_attention import (
     METRICS,
-    batches_apart,
     check_names,
     check_number,
     check_shapes,
-    joined_batches,
     tokens_by_head,
     tokens_of_one_dtype,
 )
@@ -58,64 +57,10 @@ def normalized_nystrom_attention_reference(
     return ((of_query @ values) / torch.where(sums < smallest, smallest, sums)).to(v.dtype)
 
 
-class Attention(_native.Function):
-    """The compiled op, which keeps its inputs and sums of m and m x d for the backward."""
-
-    @staticmethod
-    def forward(*inputs: Any) -> Tuple[Tensor, Tensor, Tensor]:
-        with _native.below_autograd():
-            return _native.compiled(OP)(*inputs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:6], *output[1:])
-        ctx.constants = inputs[6:]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Optional[Tensor], *_: Any) -> tuple:
-        if grad is None:
-            return (None,) * 10
-        grads = AttentionGradient.apply(grad, *ctx.saved_tensors, *ctx.constants)
-        return (*grads, *(None,) * 5)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, *inputs: Any) -> Tuple[tuple, tuple]:
-        outputs = Attention.apply(*joined_batches(info.batch_size, in_dims, inputs, rotary=5))
-        return batches_apart(info.batch_size, outputs)
-
-
-class AttentionGradient(_native.Function):
-    """The gradients of :class:`Attention`. Second derivatives are those of the specification."""
-
-    @staticmethod
-    def forward(*inputs: Any) -> Tuple[Tensor, ...]:
-        with _native.below_autograd():
-            return _native.compiled(f'_{OP}_backward')(*inputs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        ctx.save_for_backward(*inputs[:7])
-        ctx.constants = inputs[9:]
-
-    @staticmethod
-    def backward(ctx: Any, *changes: Any) -> tuple:
-        grad, *tensors, rotary = ctx.saved_tensors
-
-        def gradients(grad: Tensor, *tensors: Tensor) -> tuple:
-            def attention(*tensors: Tensor) -> Tensor:
-                arguments: Any = (*tensors, rotary, *ctx.constants)
-                return normalized_nystrom_attention_reference(*arguments)
-
-            return torch.func.vjp(attention, *tensors)[1](grad)
-
-        return (*torch.func.vjp(gradients, grad, *tensors)[1](changes), *(None,) * 7)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, *inputs: Any) -> Tuple[tuple, tuple]:
-        joined = joined_batches(info.batch_size, in_dims, inputs, rotary=6)
-        return batches_apart(info.batch_size, AttentionGradient.apply(*joined))
+# It keeps its inputs, and sums of m and m x d.
+Attention, AttentionGradient = attention_functions(
+    OP, normalized_nystrom_attention_reference, num_tensors=6, num_kept=2
+)
 
 
 def normalized_nystrom_attention(

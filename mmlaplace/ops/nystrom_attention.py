@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from . import _checks, _native
+from ._attention_functions import attention_functions
 from ._pairwise import check_bandwidth, pairwise_kernel
 from .gaussian_kernel import GAUSSIAN
 from .laplacian_kernel import LAPLACIAN
@@ -55,82 +56,15 @@ def nystrom_attention_reference(
     return (mixed + value.mean(-2, keepdim=True)).to(v.dtype)
 
 
-class Attention(_native.Function):
-    """The compiled op, which keeps its inputs and matrices of m x m and m x d for the backward."""
-
-    @staticmethod
-    def forward(*inputs: Any) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-        with _native.below_autograd():
-            return _native.compiled(OP)(*inputs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:7], *output[1:])
-        ctx.constants = inputs[7:]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Optional[Tensor], *_: Any) -> tuple:
-        if grad is None:
-            return (None,) * 11
-        grads = AttentionGradient.apply(grad, *ctx.saved_tensors, *ctx.constants)
-        return (*grads, *(None,) * 5)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, *inputs: Any) -> Tuple[tuple, tuple]:
-        outputs = Attention.apply(*joined_batches(info.batch_size, in_dims, inputs, rotary=6))
-        return batches_apart(info.batch_size, outputs)
+def _differentiable_reference(*inputs: Any) -> Tensor:
+    arguments: Any = (*inputs, 'auto')
+    return nystrom_attention_reference(*arguments)
 
 
-class AttentionGradient(_native.Function):
-    """The gradients of :class:`Attention`. Second derivatives are those of the specification."""
-
-    @staticmethod
-    def forward(*inputs: Any) -> Tuple[Tensor, ...]:
-        with _native.below_autograd():
-            return _native.compiled(f'_{OP}_backward')(*inputs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        ctx.save_for_backward(*inputs[:8])
-        ctx.constants = inputs[11:]
-
-    @staticmethod
-    def backward(ctx: Any, *changes: Any) -> tuple:
-        grad, *tensors, rotary = ctx.saved_tensors
-
-        def gradients(grad: Tensor, *tensors: Tensor) -> tuple:
-            def attention(*tensors: Tensor) -> Tensor:
-                arguments: Any = (*tensors, rotary, *ctx.constants, 'auto')
-                return nystrom_attention_reference(*arguments)
-
-            return torch.func.vjp(attention, *tensors)[1](grad)
-
-        return (*torch.func.vjp(gradients, grad, *tensors)[1](changes), *(None,) * 8)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, *inputs: Any) -> Tuple[tuple, tuple]:
-        outputs = AttentionGradient.apply(
-            *joined_batches(info.batch_size, in_dims, inputs, rotary=7)
-        )
-        return batches_apart(info.batch_size, outputs)
-
-
-def joined_batches(size: int, in_dims: tuple, inputs: tuple, rotary: int) -> list:
-    """Inputs with the axes of vmap and of the batch joined. The rotary table has neither axis."""
-    joined = []
-    for index, (value, axis) in enumerate(zip(inputs, in_dims)):
-        if isinstance(value, Tensor) and index != rotary:
-            value = value.expand(size, *value.shape) if axis is None else value.movedim(axis, 0)
-            value = value.flatten(0, 1)
-        joined.append(value)
-    return joined
-
-
-def batches_apart(size: int, outputs: tuple) -> Tuple[tuple, tuple]:
-    """The opposite of :func:`joined_batches` for outputs, and their axes of vmap."""
-    return tuple(out.unflatten(0, (size, -1)) for out in outputs), (0,) * len(outputs)
+# It keeps its inputs, and matrices of m x m and m x d.
+Attention, AttentionGradient = attention_functions(
+    OP, _differentiable_reference, num_tensors=7, num_kept=3
+)
 
 
 def nystrom_attention(
