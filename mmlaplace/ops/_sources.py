@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import List
 
 SUFFIXES = ('.cpp', '.cu', '.cuh', '.h')
-OTHERS = ('benchmarks', 'onnxruntime')  # folders
+OTHERS = ('benchmarks', 'onnxruntime', 'openvino', 'operators')  # folders
 
 
 def library_sources(folder: Path) -> List[Path]:
     """The native sources in ``folder`` that the library is compiled from, sorted.
 
     Sources in :data:`OTHERS` are left out. A benchmark compiles its own sources when it runs.
-    ``tools/deployment/build_onnxruntime_ops.py`` compiles the sources for ONNX Runtime.
+    ``build_onnxruntime_ops.py`` and ``build_openvino_ops.py`` of ``tools/deployment`` compile those
+    for runtimes.
     """
     return sorted(
         path

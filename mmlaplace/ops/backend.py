@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 import threading
-from typing import Callable, Collection, Iterator, TypeVar
+from typing import Callable, Collection, Iterator, Tuple, TypeVar
 
 import torch
 
@@ -156,6 +156,11 @@ def exporting() -> bool:
     return is_compiling() and (_torch_export() or torch.onnx.is_in_onnx_export())
 
 
+def runtime_has(op: str) -> bool:
+    """Whether a graph is recorded for a runtime that has an operator for the op."""
+    return exporting() and op in native_ops()
+
+
 def in_cpu_graph(tensor: torch.Tensor) -> bool:
     """Whether a graph of torch.compile is recorded, whose ``tensor`` is fp32 on a CPU.
 
@@ -192,3 +197,12 @@ def at_most(limit: int, size: int) -> int:
     if isinstance(size, torch.SymInt):
         return torch.sym_min(limit, size)
     return min(limit, size)
+
+
+def split_at(x: torch.Tensor, place: int, dim: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    """A tensor before a place of an axis, and from there on.
+
+    By slices: the older exporter of torch.onnx writes ``tensor_split`` as a loop over a sequence,
+    which OpenVINO does not read.
+    """
+    return x.narrow(dim, 0, place), x.narrow(dim, place, int(x.shape[dim]) - place)

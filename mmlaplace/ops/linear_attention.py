@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 
 from . import _checks, _native
 from ._attention_functions import batches_apart, joined_batches
-from .backend import ceil_div
+from .backend import ceil_div, runtime_has, split_at
 from .precision import no_autocast, one_dtype, upcast, wide_dtype
 
 OP = 'linear_attention'
@@ -56,6 +56,11 @@ def linear_attention_reference(
     query, key, value, *tops = upcast(q, k, v, *numerator)
     if features != 'none':
         query, key = FEATURES[features](query), FEATURES[features](key)
+    if streams == 1 and not tops:
+        # One product sums keys and values. Its last column is the mean key, of values that are one.
+        summed = key.transpose(-2, -1) @ F.pad(value, (0, 1), value=1.0) / k.shape[-2]
+        products = query @ summed  # (B, heads, N, d + 1)
+        return (products[..., :-1] / (products[..., -1:] + eps)).to(v.dtype)
     top_q, top_k = tops or (query, key)
     summed = top_k.transpose(-2, -1) @ value / k.shape[-2]  # (B, heads, f, d)
     mean_key = key.mean(-2).unsqueeze(-1)  # (B, heads, f, 1)
@@ -64,7 +69,7 @@ def linear_attention_reference(
     # Features are exchanged in these matrices, which are smaller than the queries. Sizes of a trace
     # may be tensors.
     first, half = ceil_div(int(v.shape[-1]), 2), int(q.shape[-1]) // 2
-    same, opposite = summed.tensor_split([first], dim=-1)
+    same, opposite = split_at(summed, first, -1)
     sums = torch.cat([same, opposite.roll(half, -2)], dim=-1)
     normalizers = query @ torch.cat([mean_key, mean_key.roll(half, -2)], dim=-1) + eps
     return normalized_streams(top_q @ sums, normalizers).to(v.dtype)
@@ -75,7 +80,7 @@ def normalized_streams(products: Tensor, normalizers: Tensor) -> Tensor:
 
     The first ``ceil(d / 2)`` channels are one stream, and the others the second.
     """
-    streams = products.tensor_split([ceil_div(int(products.shape[-1]), 2)], dim=-1)
+    streams = split_at(products, ceil_div(int(products.shape[-1]), 2), -1)
     outs = [stream / sums for stream, sums in zip(streams, normalizers.split(1, dim=-1))]
     return torch.cat(outs, dim=-1)
 
@@ -221,6 +226,11 @@ def linear_attention(
         alike = alike and top_q.dtype == top_k.dtype == q.dtype
     if not alike:
         tensors = one_dtype(*tensors)
+    # Asked of torch first, so that eager forwards make no further call.
+    recording = torch.jit.is_tracing() or _checks.is_compiling()
+    if recording and not eps_of_sum and in_runtime(*tensors):
+        out = torch.ops.mmlaplace.linear_attention(*tensors, eps, features, streams)[0]
+        return out.to(v.dtype)
     constants = (eps / k.shape[-2] if eps_of_sum else eps, features, streams)
     compute = _native.select(OP, linear_attention_reference, q.device, backend, pays)
     with no_autocast(q.device):
@@ -231,6 +241,18 @@ def linear_attention(
         if not _checks.is_recording():
             compute = Attention.apply
         return compute(*tensors, *constants)[0].to(v.dtype)
+
+
+def in_runtime(
+    q: Tensor, k: Tensor, v: Tensor, top_q: Optional[Tensor], top_k: Optional[Tensor]
+) -> bool:
+    """Whether a graph is recorded for a runtime that has this op, in fp32 and for such channels."""
+    return (
+        runtime_has(OP)
+        and _native.why_not(OP, 'cpu') is None
+        and q.dtype == torch.float32
+        and q.shape[3] == v.shape[3]
+    )
 
 
 def _pays(q: Tensor, k: Tensor, v: Tensor, eps_of_sum: bool) -> bool:

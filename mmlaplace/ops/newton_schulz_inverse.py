@@ -19,6 +19,7 @@ from ._inverse import (
     select,
 )
 from .inverse_residual import inverse_residual
+from .inverse_steps import inverse_steps
 from .precision import fp32_under_autocast, wide_dtype
 
 
@@ -38,9 +39,7 @@ def newton_schulz_inverse_reference(
         inverse = start_scale[..., None, None] * ridged
     else:
         inverse = identity / ridged.abs().sum(-1).amax(-1)[..., None, None]
-    for _ in range(num_iters):
-        # Never (XP)X, which ends two digits worse on ill-conditioned P.
-        inverse = inverse @ (2 * identity - ridged @ inverse)
+    inverse = inverse_steps(ridged, inverse, 2 * identity, [1.0] * num_iters)
     return inverse.to(mat.dtype)
 
 

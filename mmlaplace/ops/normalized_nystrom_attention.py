@@ -20,6 +20,7 @@ from .precision import no_autocast, upcast, wide_dtype
 from .rotary import turn
 
 OP = 'normalized_nystrom_attention'
+FLOOR = 1e-6  # the default of the smallest sum of weights
 TINY = 1e-30  # no sum of weights counts as less, so that no gradient is infinite
 
 
@@ -72,7 +73,7 @@ def normalized_nystrom_attention(
     bandwidth: float,
     *,
     kernel: str = 'laplacian',
-    floor: float = 1e-6,
+    floor: float = FLOOR,
     rotary: Optional[Tensor] = None,
     rotary_form: str = 'half',
     backend: str = 'auto',

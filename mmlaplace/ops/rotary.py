@@ -1,14 +1,17 @@
 """Rotary positions: the table of angles, and the rotation of tokens by it."""
 
 import math
-from typing import Tuple
+from typing import Dict, Tuple
 
 import torch
 from torch import Tensor
 
 from . import _checks
 
-ROPE_FORMS = ('half', 'pairs')
+PAIRINGS = ('half', 'pairs')
+# Which channels each form of rotary positions pairs.
+ROPE_FORMS: Dict[str, str] = dict(half='half', pairs='pairs', centred='half', reference='pairs')
+REFERENCE = 16  # tokens that a side counts as in the form 'reference'
 
 
 def rotary_table(
@@ -18,7 +21,9 @@ def rotary_table(
 
     Half of the pairs of channels turn by the row, the others by the column. Pair p of the P of an
     axis turns by :math:`\mathrm{position} \cdot \theta^{-p / P}`. With ``form='pairs'`` the power
-    is :math:`\theta^{-p / (P - 1)}`.
+    is :math:`\theta^{-p / (P - 1)}`. Token i of the n of a side has the position i. With
+    ``form='centred'`` it has :math:`2 \pi \, ((2 i + 1) / n - 1)`, and with ``'reference'``
+    :math:`16\, i / n`.
 
     Args:
         height, width: Sides of the map, in tokens.
@@ -31,19 +36,29 @@ def rotary_table(
         ``(2, 2 * pairs, N)`` with ``N = height * width``.
     """
     exponents = torch.arange(pairs, dtype=like.dtype, device=like.device)
-    last = pairs if form == 'half' else pairs - 1
+    last = pairs - 1 if form == 'pairs' else pairs
     frequencies = theta ** (-exponents / max(last, 1))
     # Not by repeat_interleave, which exporters do not know for a dynamic width.
-    rows = torch.arange(height, device=like.device)[:, None].expand(height, width).flatten()
-    columns = torch.arange(width, device=like.device)[None].expand(height, width).flatten()
+    rows = _positions(height, form, like)[:, None].expand(height, width).flatten()
+    columns = _positions(width, form, like)[None].expand(height, width).flatten()
     angles = torch.cat([frequencies[:, None] * rows, frequencies[:, None] * columns])
     return torch.stack([angles.cos(), angles.sin()])
 
 
+def _positions(count: int, form: str, like: Tensor) -> Tensor:
+    """The position of each token of a side, ``(count,)``."""
+    steps = torch.arange(count, device=like.device)
+    if form == 'centred':
+        return 2 * math.pi * ((2 * steps.to(like.dtype) + 1) / count - 1)
+    if form == 'reference':
+        return steps.to(like.dtype) / count * REFERENCE
+    return steps
+
+
 def check_form(op: str, form: str) -> None:
-    """Raise unless ``form`` is one of ``ROPE_FORMS``."""
-    if form not in ROPE_FORMS:
-        raise ValueError(f'{op}: rotary_form must be one of {ROPE_FORMS}, got {form!r}')
+    """Raise unless ``form`` is one of ``PAIRINGS``."""
+    if form not in PAIRINGS:
+        raise ValueError(f'{op}: rotary_form must be one of {PAIRINGS}, got {form!r}')
 
 
 def check_table(op: str, table: Tensor, tokens: Tensor) -> None:

@@ -6,29 +6,14 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <exception>
 #include <mutex>
-#include <string>
 #include <thread>
+
+#include "../common/cpu/instruction_set.h"
 
 namespace mmlaplace {
 namespace host {
-
-// The best of this machine. The variable that chooses for PyTorch chooses here, too.
-inline std::string cpu_capability() {
-  const char* wanted = std::getenv("ATEN_CPU_CAPABILITY");
-  const std::string most = wanted ? wanted : "avx512";
-#if defined(__x86_64__)
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                      __builtin_cpu_supports("avx512bw");
-  if (avx512 && most == "avx512") return "AVX512";
-  if (avx2 && most != "default") return "AVX2";
-#endif
-  return "DEFAULT";
-}
 
 // The call that this thread computes, whose session has the threads.
 inline thread_local OrtKernelContext* current_context = nullptr;

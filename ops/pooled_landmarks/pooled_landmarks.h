@@ -26,4 +26,11 @@ struct Cells {
   }
 };
 
+// A map of tokens of all heads, and its cells.
+struct Map {
+  int64_t batch_heads, heads, dims, height, width;
+  Cells rows, columns;
+  int64_t cells() const { return rows.count * columns.count; }
+};
+
 }  // namespace mmlaplace

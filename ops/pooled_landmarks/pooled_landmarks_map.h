@@ -11,12 +11,6 @@
 
 namespace mmlaplace {
 
-struct Map {
-  int64_t batch_heads, heads, dims, height, width;
-  Cells rows, columns;
-  int64_t cells() const { return rows.count * columns.count; }
-};
-
 inline Map map_of(const Tensor& k, const OptionalTensor& rotary, int64_t height, int64_t width,
                   const OptionalInt& rows, const OptionalInt& columns, const OptionalInt& ratio) {
   const char* op = "pooled_landmarks";

@@ -20,7 +20,7 @@ from mmlaplace.analysis.recording import steps_watched
 from mmlaplace.models import LaplacianAttention
 from mmlaplace.ops import _native, laplacian_kernel
 from mmlaplace.ops.kernel_attention import kernel_attention_reference
-from mmlaplace.ops.landmark_attention import composed
+from mmlaplace.ops.landmark_attention import whole_landmark_attention
 from mmlaplace.ops.linear_attention import linear_attention_reference
 from mmlaplace.ops.normalized_nystrom_attention import normalized_nystrom_attention_reference
 from mmlaplace.ops.nystrom_attention import nystrom_attention_reference
@@ -376,7 +376,7 @@ def test_the_op_with_landmarks_and_inverse_is_the_composition(ops, case):
     inputs = [tensor.to(dtype) for tensor in (q, k, v)]
     out = ops._landmark_attention(*inputs, gamma, table, *constants)
     wide = (tensor.double() for tensor in inputs)
-    wanted = composed(*wide, gamma, table, *constants)
+    wanted = whole_landmark_attention(*wide, gamma, table, *constants)
     # The inverse has a condition number of up to the landmarks by the ridge.
     bound = {torch.float64: 1e-11, torch.float32: 1e-4, torch.bfloat16: 2e-2}[dtype]
     assert out.dtype == dtype and out.transpose(1, 2).is_contiguous()

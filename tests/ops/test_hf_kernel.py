@@ -83,8 +83,8 @@ def test_kernel_builder_finds_all_sources_and_what_they_include(kernel):
     folder = Path(kernel.__file__).parents[2]
     build = tomllib.loads((folder / 'build.toml').read_text())
     cpu, cuda = (build['kernel'][f'ops_{name}'] for name in ('cpu', 'cuda'))
-    # Of kernel-builder, and for ONNX Runtime alone.
-    others = {'registration.h', '../../onnxruntime/host.h'}
+    # Of kernel-builder, and for the runtimes alone.
+    others = {'registration.h', '../../onnxruntime/host.h', '../../openvino/host.h'}
     compiled = {path.relative_to(ROOT).as_posix() for path in library_sources(ROOT / 'ops')}
     assert {*cuda['src']} == compiled - {'ops/common/build_info.cpp'}  # the binding has it
     assert {*cpu['src']} == {path for path in cuda['src'] if not path.endswith('.cu')}

@@ -3,15 +3,16 @@
 import pytest
 import torch
 from conftest import needs_torch
+from onnx_files import assert_alike, operators, session, to_onnx
 
 from mmlaplace import ops
+from mmlaplace.deployment import exporting
 from mmlaplace.ops.cholesky_inverse import inverse_by_products
 from mmlaplace.ops.newton_start_scale import newton_start_scale
 from mmlaplace.ops.rotary import rotary_table
 
-pytest.importorskip('onnx')
+onnx = pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')
-from onnx_files import assert_alike, operators, session, to_onnx
 
 HW = (6, 7)
 
@@ -92,12 +93,61 @@ def test_a_compiled_op_is_refused_where_onnx_has_none():
         to_onnx(op, (tokens(),))
 
 
+@pytest.mark.parametrize('bounded', [False, True])
 @pytest.mark.parametrize('ridge', [1e-2, 1e-4, 0.0, None])
-def test_the_inverse_by_products_is_that_of_cholesky(ridge):
+def test_the_inverse_by_products_is_that_of_cholesky(ridge, bounded):
     x = 0.1 * torch.randn(3, 2, 49, 16)
     mat = spd(0 * x if ridge is None else x)  # landmarks that are all equal
     shift = 1e-2 if ridge is None else ridge
     expected = ops.cholesky_inverse(mat.double(), shift)
-    error = (inverse_by_products(mat + shift * torch.eye(49), shift) - expected).norm()
+    bound = 49 + shift if bounded else None
+    error = (inverse_by_products(mat + shift * torch.eye(49), shift, bound) - expected).norm()
     # The rounding of fp32 times a condition number of 300, or of 4,900.
     assert error < (1e-3 if ridge is None else 1e-4) * expected.norm()
+
+
+@needs_torch(2, 6)
+@pytest.mark.parametrize('limited', ['by each matrix', 'by a number', 'not at all'])
+def test_the_steps_of_an_inverse_are_one_node_that_a_file_has_as_standard_operators(
+    limited, tmp_path
+):
+    """An exporter's time grows with the nodes of its graph."""
+    pytest.importorskip('onnxscript')
+
+    class Inverse(torch.nn.Module):
+        def forward(self, x):
+            if limited == 'not at all':
+                return ops.newton_schulz_inverse(spd(x), check=False)
+            bound = 42.0 if limited == 'by a number' else None
+            return inverse_by_products(spd(x) + 1e-2 * torch.eye(42), 1e-2, bound)
+
+    with exporting.backend_of('onnx', 'reference'):
+        program = torch.export.export(Inverse(), (tokens(),), strict=False)
+    found = [node for node in program.graph.nodes if '_inverse_steps' in str(node.target)]
+    assert len(found) == 1
+    path = tmp_path / 'inverse.onnx'
+    exporting.write_onnx(program, path, dict(inputs=['x'], outputs=['out']))
+    content = path.read_bytes()
+    assert operators(content) <= {'', 'ai.onnx'}
+    kinds = [node.op_type for node in onnx.load_from_string(content).graph.node]
+    # A number limits by one operator.
+    assert ('Clip' in kinds, 'Min' in kinds) == (
+        limited == 'by a number',
+        limited == 'by each matrix',
+    )
+    x = 0.1 * tokens()  # nearly equal, so that all steps are needed
+    assert_alike(session(content)(x), Inverse()(x))
+
+
+def test_an_inverse_has_as_many_steps_as_its_bound_needs():
+    counts = {}
+    for bound in (None, 49.0, 4.0):
+        run = Op(lambda x, bound=bound: ops.cholesky_inverse(spd(x), bound=bound, check=False))
+        content = to_onnx(run, (tokens(),))
+        nodes = onnx.load_from_string(content).graph.node
+        counts[bound] = sum(node.op_type == 'MatMul' for node in nodes)
+    # Two products a step but for the first, which has none: a condition number of 1e5, of 4,900
+    # and of 400.
+    assert counts == {None: 22, 49.0: 18, 4.0: 14}
+    with pytest.raises(ValueError, match='bound must be positive, got 0'):
+        ops.cholesky_inverse(spd(tokens()), bound=0)

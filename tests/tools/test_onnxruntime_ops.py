@@ -7,32 +7,26 @@ import torch
 from conftest import ROOT, load_tool, micro_config, toolbox_model
 from mmengine.config import Config
 from onnx_files import assert_alike
+from runtime_operators import (
+    LINEAR,
+    NYSTROM,
+    WHOLE_INPUTS,
+    file_of,
+    linear_problem,
+    nystrom_cases,
+    whole_problem,
+)
 
 from mmlaplace.deployment import exporting, onnx_ops
 from mmlaplace.deployment.deployable import deployable
 from mmlaplace.deployment.toolbox_pipeline import described_pipeline
 from mmlaplace.ops.cholesky_inverse import cholesky_inverse_reference
-from mmlaplace.ops.gaussian_kernel import gaussian_kernel_reference
 from mmlaplace.ops.laplacian_kernel import laplacian_kernel_reference
-from mmlaplace.ops.nystrom_attention import nystrom_attention_reference
 
 FOLDER = ROOT / 'tools/deployment'
 CONFIG = micro_config('laplacianformer')
-INPUTS = ('q', 'k', 'v', 'landmarks', 'inverse', 'scale', 'rotary')
-KERNELS = dict(laplacian=laplacian_kernel_reference, gaussian=gaussian_kernel_reference)
 onnx = pytest.importorskip('onnx')
 onnxruntime = pytest.importorskip('onnxruntime')
-
-
-def file_of(operator, inputs, **attributes):
-    """The bytes of an ONNX file with one operator, of inputs of any size."""
-    from onnx import TensorProto, helper
-
-    node = helper.make_node(operator, inputs, ['out'], domain=onnx_ops.DOMAIN, **attributes)
-    values = [helper.make_tensor_value_info(i, TensorProto.FLOAT, None) for i in (*inputs, 'out')]
-    graph = helper.make_graph([node], 'one', values[:-1], values[-1:])
-    opsets = [helper.make_opsetid(*one) for one in (('', 18), (onnx_ops.DOMAIN, onnx_ops.VERSION))]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
 
 
 @pytest.fixture(scope='module')
@@ -69,43 +63,13 @@ def session(library):
     return opened
 
 
-def problem(queries, marks, dims, kernel, rotary):
-    """Inputs of the op, tokens as ``(B, heads, N, d)``."""
-    q, k, v = torch.randn(3, 2, 2, queries, dims)
-    landmarks = torch.randn(2, 2, marks, dims)
-    matrix = KERNELS[kernel](landmarks, landmarks, 4.0)
-    angles = torch.randn(dims // 2, queries)
-    inputs = dict(q=q, k=k, v=v, landmarks=landmarks, scale=torch.randn(2, 2).exp())
-    inputs['inverse'] = cholesky_inverse_reference(matrix, 1e-2)
-    return inputs | (dict(rotary=torch.stack((angles.cos(), angles.sin()))) if rotary else {})
-
-
 @pytest.mark.build
-@pytest.mark.parametrize(
-    ('kernel', 'whitening', 'adjacent', 'rotary'),
-    [
-        ('laplacian', 1e-5, False, True),
-        ('laplacian', -1.0, True, True),
-        ('gaussian', 1e-5, False, False),
-    ],
-)
+@pytest.mark.parametrize(('kernel', 'whitening', 'adjacent', 'rotary'), NYSTROM)
 def test_the_attention_is_the_references(kernel, whitening, adjacent, rotary, session):
-    options = dict(kernel=kernel, bandwidth=4.0)
-    attributes = dict(options, whitening=whitening, adjacent=int(adjacent))
-    content = file_of('NystromAttention', INPUTS if rotary else INPUTS[:-1], **attributes)
-    for sizes in ((1, 4, 8), (97, 9, 17), (1025, 3, 59)):
-        inputs = problem(*sizes, kernel, rotary)
-        expected = nystrom_attention_reference(
-            **dict(dict(rotary=None), **inputs),
-            **options,
-            whitening_eps=whitening if whitening > 0 else None,
-            rotary_form='pairs' if adjacent else 'half',
-        )
-        # The operator has tokens as (B, N, heads, d).
-        given = inputs | {name: inputs[name].transpose(1, 2) for name in 'qkv'}
-        # The kernels of the compiled op, whose sums are in another order.
+    content, cases = nystrom_cases(kernel, whitening, adjacent, rotary)
+    for given, expected in cases:
         found = session(content)(**given)
-        assert_alike(found.transpose(1, 2), expected)
+        assert_alike(found, expected)  # the kernels of the compiled op have sums in another order
     assert torch.equal(found, session(content, threads=2)(**given))
 
 
@@ -116,7 +80,33 @@ def test_the_inverse_is_that_of_the_reference_and_nan_where_there_is_none(sessio
         points = torch.randn(3, 2, size, 16)
         mat = laplacian_kernel_reference(points, points, 4.0)
         assert_alike(run(mat=mat), cholesky_inverse_reference(mat, 1e-2))
-    assert run(mat=torch.tensor([[1.0, 2.0], [2.0, 1.0]])).isnan().all()
+    assert run(mat=torch.tensor([[[[1.0, 2.0], [2.0, 1.0]]]])).isnan().all()
+
+
+@pytest.mark.build
+@pytest.mark.parametrize(
+    'options',
+    [
+        dict(hw_shape=(13, 29), cells=(7, 7)),
+        dict(hw_shape=(10, 11), ratio=4, floor=1e-6, of_queries=True),
+        dict(hw_shape=(1, 37), cells=(1, 37), rotary=False, gamma=False),
+    ],
+)
+def test_the_whole_mixing_rule_is_the_references(options, session):
+    inputs, attributes, expected = whole_problem(heads=4, **options)
+    content = file_of('LandmarkAttention', WHOLE_INPUTS, given=inputs, **attributes)
+    found = session(content)(**inputs)
+    assert_alike(found, expected)
+    assert torch.equal(found, session(content, threads=2)(**inputs))
+
+
+@pytest.mark.build
+@pytest.mark.parametrize('case', LINEAR)
+def test_attention_by_products_of_features_is_the_references(case, session):
+    content, given, expected = linear_problem(*case)
+    found = session(content)(**given)
+    assert_alike(found, expected)
+    assert torch.equal(found, session(content, threads=2)(**given))
 
 
 @pytest.mark.build
@@ -136,7 +126,7 @@ def test_a_whole_classifier_calls_them(library, tmp_path, monkeypatch):
     )
     exporting.write_onnx(program, path, about)
     ours = {node.op_type for node in onnx.load(path).graph.node if node.domain == 'mmlaplace'}
-    assert ours == {'CholeskyInverse', 'NystromAttention'}
+    assert ours == {'LandmarkAttention'}
 
     monkeypatch.setattr(onnx_ops, 'LIBRARY', library)
     run, about = exporting.open_exported(path)

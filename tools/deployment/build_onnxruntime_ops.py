@@ -13,29 +13,16 @@ Examples:
 """
 
 import os
-import subprocess
-import sysconfig
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Optional
 
 from mmlaplace.commands.command_line import ToolParser
+from mmlaplace.commands.compiling import compile_library
 from mmlaplace.deployment.onnx_ops import LIBRARY
 
-SOURCES = Path(__file__).resolve().parents[2] / 'ops' / 'onnxruntime'
+SOURCES = Path(__file__).resolve().parents[2] / 'ops'
 HEADER = 'onnxruntime_cxx_api.h'
 PLACES = ('/usr/include/onnxruntime', '/usr/local/include/onnxruntime', '/usr/local/include')
-FLAGS = (
-    '-std=c++17',
-    '-O3',
-    '-g0',
-    '-fPIC',
-    '-fvisibility=hidden',
-    '-Wall',
-    '-Wno-unknown-pragmas',
-    '-Wno-psabi',
-    '-DMMLAPLACE_ONNXRUNTIME',
-)
 
 
 def find_headers(given: Optional[Path]) -> Path:
@@ -67,27 +54,11 @@ def build(headers: Path, out: Path) -> None:
         FileNotFoundError: If the sources are not there.
         RuntimeError: If the compiler is not there or fails; has what it says.
     """
-    sources = sorted(SOURCES.glob('*.cpp'))
-    if not sources:
-        raise FileNotFoundError(f'no sources in {SOURCES}: this tool works in a clone of mmlaplace')
-    compiler = (os.environ.get('CXX') or sysconfig.get_config_var('CXX') or 'c++').split()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory() as folder:
-        objects = [str(Path(folder, f'{source.stem}.o')) for source in sources]
-        more = os.environ.get('CXXFLAGS', '').split()
-        compile_one = [*compiler, *FLAGS, *more, f'-I{headers}', '-c']
-        for source, name in zip(sources, objects):
-            _run([*compile_one, str(source), '-o', name])
-        _run([*compiler, '-shared', *objects, '-o', str(out)])
-
-
-def _run(command: list) -> None:
-    try:
-        result = subprocess.run(command, capture_output=True, text=True)
-    except OSError as error:
-        raise RuntimeError(f'{command[0]}: {error.strerror}; set CXX to a C++17 compiler') from None
-    if result.returncode:
-        raise RuntimeError(f'{" ".join(command)} failed:\n{result.stderr[:4000]}')
+    compile_library(
+        [*SOURCES.glob('operators/*.cpp'), *SOURCES.glob('onnxruntime/*.cpp')],
+        out,
+        flags=['-DMMLAPLACE_ONNXRUNTIME', f'-I{headers}'],
+    )
 
 
 def main() -> None:

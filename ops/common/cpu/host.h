@@ -1,10 +1,12 @@
-// What the code for CPUs takes from its host: threads, and the choice of the instruction set. The
-// host is PyTorch, or ONNX Runtime in the library of ops/onnxruntime, which defines
-// MMLAPLACE_ONNXRUNTIME.
+// The host of the code for CPUs: PyTorch, ONNX Runtime or OpenVINO, which has the threads and tells
+// the instruction set. The builds of the libraries for runtimes define MMLAPLACE_ONNXRUNTIME or
+// MMLAPLACE_OPENVINO.
 #pragma once
 
-#ifdef MMLAPLACE_ONNXRUNTIME
+#if defined(MMLAPLACE_ONNXRUNTIME)
 #include "../../onnxruntime/host.h"
+#elif defined(MMLAPLACE_OPENVINO)
+#include "../../openvino/host.h"
 #else
 #include "../tensor.h"
 #endif
