@@ -14,11 +14,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.attentions import WindowAttention
+from ..models.layers.block import are_untouched
 from ..ops.pooled_landmarks import pooling_matrix
-from .detections import clipped, dense_candidates, limits_of, pick, region_features
+from .detections import (
+    classified,
+    clipped,
+    dense_candidates,
+    limits_of,
+    masks_of,
+    pick,
+    stages_of,
+)
 
 # Where heads turn their outputs into predictions, which the forms below do themselves.
-PREDICTING = ('predict', 'predict_by_feat', '_predict_by_feat_single', '_get_predictions')
+PREDICTING = (
+    'predict',
+    'predict_by_feat',
+    '_predict_by_feat_single',
+    '_get_predictions',
+    'regress_by_class',
+)
 NMS_OPTIONS = {'type', 'iou_threshold', 'class_agnostic', 'split_thr'}
 
 
@@ -180,7 +195,8 @@ class TwoStageDetector(OneStageDetector):
     """As :class:`OneStageDetector`. With a mask head also ``masks (1, n, h, w)``.
 
     A mask has probabilities, for the area of its box: resize it to the box and take those of at
-    least ``rcnn.mask_thr_binary``.
+    least ``rcnn.mask_thr_binary``. In a cascade, each stage refines the regions of the one before.
+    Logits of classes and probabilities of masks are means over the stages.
     """
 
     def __init__(self, model: Any) -> None:
@@ -192,18 +208,18 @@ class TwoStageDetector(OneStageDetector):
     def forward(self, images: Tensor, image_sizes: Tensor) -> Tuple[Tensor, ...]:
         model = self.model
         roi_head = model.roi_head
-        head = roi_head.bbox_head
         maps = self.maps(images)
         limits = limits_of(image_sizes)
         config = model.test_cfg.rpn
         boxes, scores, _, levels = dense_candidates(model.rpn_head, maps, limits, config)
         regions, objectness, _ = pick(boxes, scores, levels, config)
 
-        logits, deltas = head(region_features(roi_head.bbox_roi_extractor, maps, regions))
-        scores = logits.float().softmax(-1)[:, :-1].masked_fill((objectness <= 0)[:, None], 0)
+        regions, logits, deltas = classified(roi_head, maps, regions, limits)
+        head = stages_of(roi_head.bbox_head)[-1]
+        scores = logits.softmax(-1)[:, :-1].masked_fill((objectness <= 0)[:, None], 0)
         classes = 1 if head.reg_class_agnostic else head.num_classes
         boxes = head.bbox_coder.decode(
-            regions.repeat_interleave(classes, dim=0), deltas.float().reshape(-1, 4), max_shape=None
+            regions.repeat_interleave(classes, dim=0), deltas.reshape(-1, 4), max_shape=None
         )
         boxes = clipped(boxes, limits).reshape(-1, classes, 4).expand(-1, head.num_classes, 4)
         labels = torch.arange(head.num_classes, device=boxes.device).expand(len(regions), -1)
@@ -213,10 +229,7 @@ class TwoStageDetector(OneStageDetector):
         )
         if roi_head.with_mask:
             boxes, _, labels = detections
-            masks = roi_head.mask_head(region_features(roi_head.mask_roi_extractor, maps, boxes))
-            index = torch.zeros_like(labels) if roi_head.mask_head.class_agnostic else labels
-            index = index.clamp(min=0)[:, None, None, None].expand(-1, 1, *masks.shape[2:])
-            detections = (*detections, masks.float().gather(1, index)[:, 0].sigmoid())
+            detections = (*detections, masks_of(roi_head, maps, boxes, labels))
         return tuple(tensor[None] for tensor in detections)
 
 
@@ -248,11 +261,16 @@ class UpsampleByWhole(nn.Module):
 
 
 def with_exportable_parts(model: nn.Module) -> nn.Module:
-    """A copy whose layers are exportable for images of any size, with the same results."""
+    """A copy whose layers are exportable for images of any size, with the same results.
+
+    A layer stays if a user has changed it, by a hook or another forward.
+    """
     model = copy.deepcopy(model)
     for parent in list(model.modules()):
         for name, part in list(parent.named_children()):
-            if isinstance(part, nn.AdaptiveAvgPool2d):
+            if not are_untouched([part]):
+                continue
+            if type(part).forward is nn.AdaptiveAvgPool2d.forward:
                 size: Any = part.output_size
                 cells = (size, size) if isinstance(size, int) else tuple(size)
                 if None not in cells and cells != (1, 1):  # which is a mean
@@ -276,16 +294,21 @@ def deployable(model: Any) -> Deployable:
     if hasattr(model, 'decode_head'):
         form = Segmentor
         parts = [('EncoderDecoder', model)]
-        heads = [('BaseDecodeHead', model.decode_head)]
+        heads = [('EncoderDecoder', model), ('BaseDecodeHead', model.decode_head)]
     elif hasattr(model, 'roi_head'):
         form = TwoStageDetector
         roi_head = model.roi_head
-        parts = [('RPNHead', model.rpn_head), ('StandardRoIHead', roi_head)]
-        heads = [('BBoxHead', roi_head.bbox_head)]
-        extractors = [roi_head.bbox_roi_extractor]
+        is_cascade = type(roi_head).__name__ == 'CascadeRoIHead'  # the same in several stages
+        parts = [
+            ('RPNHead', model.rpn_head),
+            ('CascadeRoIHead' if is_cascade else 'StandardRoIHead', roi_head),
+        ]
+        heads = [('TwoStageDetector', model)]
+        heads += [('BBoxHead', head) for head in stages_of(roi_head.bbox_head)]
+        extractors = stages_of(roi_head.bbox_roi_extractor)
         if roi_head.with_mask:
-            heads.append(('FCNMaskHead', roi_head.mask_head))
-            extractors.append(roi_head.mask_roi_extractor)
+            heads += [('FCNMaskHead', head) for head in stages_of(roi_head.mask_head)]
+            extractors = [*extractors, *stages_of(roi_head.mask_roi_extractor)]
         for extractor in extractors:
             parts.append(('SingleRoIExtractor', extractor))
             parts += [('RoIAlign', layer) for layer in getattr(extractor, 'roi_layers', ())]
@@ -293,10 +316,11 @@ def deployable(model: Any) -> Deployable:
     elif hasattr(model, 'bbox_head'):
         form = OneStageDetector
         parts = [('RetinaHead', model.bbox_head)]
+        heads = [('SingleStageDetector', model)]
         nms = [model.test_cfg.get('nms')]  # DETRs have none
     elif hasattr(model, 'head') and hasattr(model.head, 'cal_acc'):  # one class for each image
         form = Classifier
-        heads = [('ClsHead', model.head)]
+        heads = [('ImageClassifier', model), ('ClsHead', model.head)]
     else:
         raise NotDeployableError(
             f'a {kind} cannot be exported; only classifiers with one class for each image, '
@@ -308,12 +332,14 @@ def deployable(model: Any) -> Deployable:
                 f'a {kind} with a {type(part).__name__} cannot be exported; take a {known} in its '
                 'place (docs/heads.md says which heads can be exported)'
             )
-    for known, head in heads:
-        changed = changed_predictions(head, known)
+    for known, predictor in heads:
+        changed = changed_predictions(predictor, known)
         if changed:
+            name = 'head' if predictor is not model else 'model'
+            whole = kind if predictor is model else f'{kind} with a {type(predictor).__name__}'
             raise NotDeployableError(
-                f'a {kind} with a {type(head).__name__} cannot be exported, because it has its own '
-                f'{", ".join(changed)}; take a head that predicts as {known} does'
+                f'a {whole} cannot be exported, because it has its own {", ".join(changed)}; take '
+                f'a {name} that predicts as {known} does'
             )
     if any(hasattr(part, 'rand_init') for part in model.modules()):  # mmseg's Hamburger
         raise NotDeployableError(
@@ -340,11 +366,16 @@ def deployable(model: Any) -> Deployable:
 
 
 def changed_predictions(head: nn.Module, known: str) -> List[str]:
-    """Methods that make predictions of a head's outputs, as another class than ``known`` has it."""
+    """Methods that make predictions, of another class than ``known`` or of the instance itself.
+
+    Args:
+        head: A head, or the whole model.
+        known: Name of the class whose methods the exported form computes.
+    """
     changed = []
     for method in PREDICTING:
         owner = next((cls for cls in type(head).__mro__ if method in vars(cls)), None)
-        if owner is not None and owner.__name__ != known:
+        if method in vars(head) or (owner is not None and owner.__name__ != known):
             changed.append(method)
     return changed
 

@@ -4,9 +4,10 @@ The number of boxes does not depend on the image: there are always as many, fill
 0. NMS and RoIAlign are torchvision's.
 """
 
-from typing import Any, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
 import torch
+import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -95,3 +96,43 @@ def region_features(extractor: Any, maps: Sequence[Tensor], boxes: Tensor) -> Te
         )
         features = features.index_put((here,), pooled)
     return features
+
+
+def stages_of(part: Any) -> List[Any]:
+    """The heads or extractors of a cascade, one for each stage, or the only one."""
+    return list(part) if isinstance(part, nn.ModuleList) else [part]
+
+
+def classified(
+    roi_head: Any, maps: Sequence[Tensor], regions: Tensor, limits: Tensor
+) -> Tuple[Tensor, Tensor, Tensor]:
+    """The regions ``(n, 4)`` of the last stage, with logits ``(n, classes + 1)`` and deltas.
+
+    Each stage but the last regresses its regions by their most likely classes. The logits are means
+    over the stages.
+    """
+    extractors, heads = stages_of(roi_head.bbox_roi_extractor), stages_of(roi_head.bbox_head)
+    found: List[Tensor] = []
+    for stage, (extractor, head) in enumerate(zip(extractors, heads)):
+        logits, deltas = head(region_features(extractor, maps, regions))
+        logits, deltas = logits.float(), deltas.float()
+        found.append(logits)
+        if stage < len(heads) - 1:
+            if not head.reg_class_agnostic:
+                labels = logits[:, :-1].argmax(1)[:, None, None].expand(-1, 1, 4)
+                deltas = deltas.reshape(len(deltas), -1, 4).gather(1, labels)[:, 0]
+            regions = clipped(head.bbox_coder.decode(regions, deltas, max_shape=None), limits)
+    mean = torch.stack(found).mean(0) if len(found) > 1 else logits
+    return regions, mean, deltas
+
+
+def masks_of(roi_head: Any, maps: Sequence[Tensor], boxes: Tensor, labels: Tensor) -> Tensor:
+    """Probabilities ``(n, h, w)`` of the masks of boxes, means over the stages."""
+    extractors, heads = stages_of(roi_head.mask_roi_extractor), stages_of(roi_head.mask_head)
+    found = []
+    for extractor, head in zip(extractors, heads):
+        masks = head(region_features(extractor, maps, boxes))
+        index = torch.zeros_like(labels) if head.class_agnostic else labels
+        index = index.clamp(min=0)[:, None, None, None].expand(-1, 1, *masks.shape[2:])
+        found.append(masks.float().gather(1, index)[:, 0].sigmoid())
+    return torch.stack(found).mean(0) if len(found) > 1 else found[0]

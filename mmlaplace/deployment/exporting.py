@@ -1,10 +1,11 @@
-"""Write whole models as ONNX, torch.export or AOTInductor files, and run such files."""
+"""Write whole models as ONNX, OpenVINO, torch.export or AOTInductor files, and run such files."""
 
 import contextlib
 import json
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Callable, ContextManager, Dict, Iterator, Optional, Sequence, Tuple
 
 import torch
@@ -12,11 +13,19 @@ from torch import Tensor
 
 from ..dependencies import missing_package
 from ..ops.backend import only_native, use_backend
-from . import onnx_forms, onnx_ops
+from ..ops.inverse_steps import STEPS
+from ..writing import whole_file
+from . import onnx_forms, onnx_ops, openvino_runtime
 from .deployable import Deployable, NotDeployableError
 
-SUFFIXES = {'onnx': '.onnx', 'pt2': '.pt2', 'aoti': '.aoti.pt2'}
-NEEDED = {'onnx': ('onnx', 'onnxscript'), 'pt2': (), 'aoti': ()}
+SUFFIXES = {'onnx': '.onnx', 'openvino': '.xml', 'pt2': '.pt2', 'aoti': '.aoti.pt2'}
+NEEDED = {
+    'onnx': ('onnx', 'onnxscript'),
+    'openvino': ('onnx', 'onnxscript', 'openvino'),
+    'pt2': (),
+    'aoti': (),
+}
+EXTRAS = {'openvino': 'openvino'}  # of packages that others do not bring
 OPSET = 18
 STRIDE = 32  # of the last maps
 MULTIPLES = (1, 16, STRIDE)  # of sides in a dynamic file: the first that works
@@ -31,7 +40,7 @@ def require_packages(*names: str) -> None:
         try:
             import_module(name)
         except ImportError as error:
-            raise missing_package(name, 'deploy', error) from error
+            raise missing_package(name, EXTRAS.get(name, 'deploy'), error) from error
 
 
 def describe(
@@ -192,10 +201,13 @@ def _first_lines(error: Exception, count: int = 3) -> str:
 def backend_of(kind: str, backend: str) -> ContextManager[None]:
     """The context in which a model is captured for a format, with ``'reference'`` or ``'native'``.
 
-    For ONNX only the ops of :data:`~mmlaplace.deployment.onnx_ops.OPS` can be native.
+    For ONNX and OpenVINO only the ops of :data:`~mmlaplace.deployment.onnx_ops.OPS` can be native.
+    Without them, their graphs have the steps of an inverse as one node, which
+    :mod:`~mmlaplace.deployment.onnx_forms` writes as standard operators.
     """
-    native = kind == 'onnx' and backend == 'native'
-    return only_native(onnx_ops.OPS) if native else use_backend(backend)
+    if kind not in ('onnx', 'openvino'):
+        return use_backend(backend)
+    return only_native((*onnx_ops.OPS, STEPS) if backend == 'native' else (STEPS,))
 
 
 def write_onnx(program: torch.export.ExportedProgram, path: Path, about: dict) -> None:
@@ -232,6 +244,36 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, about: dict) -
     exported.save(str(path), external_data=False)
 
 
+def write_openvino(program: torch.export.ExportedProgram, path: Path, about: dict) -> None:
+    """A file of OpenVINO, and its weights beside it, whose name ends with ``.bin``.
+
+    Raises:
+        FileNotFoundError: If it is to call our operators, and their library is missing.
+    """
+    with TemporaryDirectory() as folder:
+        onnx_file = Path(folder, 'model.onnx')
+        write_onnx(program, onnx_file, about)
+        convert_to_openvino(onnx_file, path, about)
+
+
+def convert_to_openvino(onnx_file: Path, path: Path, about: dict) -> None:
+    """As :func:`write_openvino`, from an ONNX file."""
+    model = openvino_runtime.read_model(onnx_file, openvino_runtime.core_with())
+    save_openvino(model, path, about)
+
+
+def save_openvino(model: Any, path: Path, about: dict) -> None:
+    """Write a model of OpenVINO, its weights beside it, and the metadata."""
+    openvino = openvino_runtime.require_openvino()
+    model.set_rt_info(json.dumps(about), [KEY])
+    with TemporaryDirectory() as folder:
+        written = Path(folder, 'model.xml')
+        openvino.save_model(model, str(written), compress_to_fp16=about.get('precision') == 'fp16')
+        with whole_file(path.with_suffix('.bin')) as weights, whole_file(path) as graph:
+            weights.write_bytes(written.with_suffix('.bin').read_bytes())
+            graph.write_bytes(written.read_bytes())
+
+
 def write_pt2(program: torch.export.ExportedProgram, path: Path, about: dict) -> None:
     """A file of torch.export."""
     torch.export.save(program, str(path), extra_files={KEY: json.dumps(about)})
@@ -245,7 +287,20 @@ def write_aoti(program: torch.export.ExportedProgram, path: Path, about: dict) -
     aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
 
 
-WRITERS = {'onnx': write_onnx, 'pt2': write_pt2, 'aoti': write_aoti}
+WRITERS = {
+    'onnx': write_onnx,
+    'openvino': write_openvino,
+    'pt2': write_pt2,
+    'aoti': write_aoti,
+}
+
+
+def write(kind: str, program: torch.export.ExportedProgram, path: Path, about: dict) -> None:
+    """Write a file whole or not at all."""
+    if kind == 'openvino':  # which are two files
+        return write_openvino(program, path, about)
+    with whole_file(path) as temporary:
+        WRITERS[kind](program, temporary, about)
 
 
 def check_providers(providers: Sequence[str]) -> None:
@@ -314,6 +369,38 @@ def open_onnx(
     return run, json.loads(session.get_modelmeta().custom_metadata_map[KEY])
 
 
+def open_openvino(
+    path: Path, precision: str = 'f32', threads: Optional[int] = None
+) -> Tuple[Callable, dict]:
+    """A function that runs a file in OpenVINO, and the file's metadata.
+
+    Args:
+        path: A file of OpenVINO, with its weights beside it, or an ONNX file.
+        precision: ``'f32'`` (default), ``'bf16'``, ``'f16'``, or ``'default'``, which OpenVINO
+            chooses by the processor.
+        threads: Default: as many as torch has.
+
+    Raises:
+        FileNotFoundError: If a part of it is missing, or the library of operators that it calls.
+        ValueError: If it is damaged, or was not made by ``export.py``, or for a precision that the
+            processor does not have.
+    """
+    core = openvino_runtime.core_with()
+    model = openvino_runtime.read_model(path, core)
+    about = openvino_runtime.facts_of(model)
+    if about is None:
+        raise ValueError(
+            f'{path} was not made by export.py, as it does not say for what task it is'
+        )
+    threads = threads or torch.get_num_threads()
+    run_arrays = openvino_runtime.runner(openvino_runtime.compiled(core, model, precision, threads))
+
+    def run(*inputs: Tensor) -> Tuple[Tensor, ...]:
+        return tuple(torch.from_numpy(one) for one in run_arrays(*(x.numpy() for x in inputs)))
+
+    return run, json.loads(about)
+
+
 def open_pt2(path: Path) -> Tuple[Callable, dict]:
     with contextlib.suppress(ImportError):
         import torchvision  # noqa: F401  (a detector has its NMS and RoIAlign)
@@ -335,7 +422,12 @@ def _no_grad(run: Callable) -> Callable:
     return tensors
 
 
-OPENERS = {'onnx': open_onnx, 'pt2': open_pt2, 'aoti': open_aoti}
+OPENERS: Dict[str, Callable] = {
+    'onnx': open_onnx,
+    'openvino': open_openvino,
+    'pt2': open_pt2,
+    'aoti': open_aoti,
+}
 
 
 def open_exported(path: Path, **options: Any) -> Tuple[Callable, dict]:
@@ -343,7 +435,7 @@ def open_exported(path: Path, **options: Any) -> Tuple[Callable, dict]:
 
     Args:
         path: The file. Its name ends with one of ``SUFFIXES``.
-        **options: Arguments of :func:`open_onnx`.
+        **options: Arguments of :func:`open_onnx` or :func:`open_openvino`.
 
     Raises:
         FileNotFoundError: If it is not there, or as in :func:`open_onnx`.

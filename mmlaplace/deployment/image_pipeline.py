@@ -7,6 +7,9 @@ Both are as in the toolbox, by the config that was exported. The file's metadata
   color      how the image is read: 'color', 'grayscale', 'unchanged' with all channels of the file,
              or 'tifffile', by that package, which reads TIFFs of any number of bands
   classes    the names of the classes by their labels, or none
+  palette    the colours of the classes, [red, green, blue] from 0 to 255, or none
+  licence    of the repository of the backbone's authors: 'none' if it has no licence, and empty if
+             that is not known
   pad        the multiple or the size to which the model's preprocessor pads, and the value
 
 This file needs numpy and OpenCV, Pillow for pipelines that resize by it, and tifffile where it

@@ -9,7 +9,9 @@ from mmengine.dataset import Compose
 from mmengine.dataset import default_collate as collated
 from mmengine.registry import DATASETS, TRANSFORMS, DefaultScope
 
-from ..checkpoints import read_dataset_meta
+from ..checkpoints import PUBLISHED, read_dataset_meta
+from ..models.families import licence_of_backbone
+from .detections import stages_of
 from .toolbox_pipeline import LOADER, test_pipeline_of, type_of
 
 
@@ -59,19 +61,62 @@ def inferencer_of(cfg: Config, model: nn.Module) -> Any:
     return OfModel(cfg, device='cpu')
 
 
-def class_names(cfg: Config, checkpoint: str, count: Optional[int] = None) -> List[str]:
-    """The names of a model's classes, by their labels, for the metadata of its file.
+def names_of(cfg: Config, checkpoint: str, model: Any) -> Dict[str, Any]:
+    """What the metadata of a model's file name: its classes, their colours and a licence.
 
     Args:
         cfg: The config of the model.
         checkpoint: The weights, beside which a run writes the names.
-        count: Number of the model's classes. Default: None, any.
+        model: The classifier, detector or segmentor.
 
     Returns:
-        The names, or an empty list if there are none, or if they are not as many as the classes.
+        ``classes``, their names by their labels, and ``palette``, their colours ``[red, green,
+        blue]`` from 0 to 255. Each is an empty list if it is not known, or is not as long as the
+        classes of the model. ``licence`` is that of the repository of the backbone's authors, see
+        :func:`licence_of`.
     """
-    names = list(names_and_colours(cfg, checkpoint).get('classes') or ())
-    return names if count in (None, len(names)) else []
+    count = number_of_classes(model)
+    known = names_and_colours(cfg, checkpoint)
+    names = list(known.get('classes') or ())
+    colours = [[int(part) for part in colour] for colour in known.get('palette') or ()]
+    return dict(
+        classes=names if count in (None, len(names)) else [],
+        palette=colours if len(colours) == (len(names) if count is None else count) else [],
+        licence=licence_of(cfg.get('model', {}).get('backbone', {}), type(model.backbone)),
+    )
+
+
+# Of a backbone's config, what changes no layer, or only the numbers of layers and channels.
+OF_NO_AUTHOR = ('arch', 'img_size', 'out_type', 'out_indices', 'init_cfg', 'drop_path_rate')
+
+
+def licence_of(backbone: Dict[str, Any], cls: type) -> str:
+    """The licence of the authors whose released backbones are like one.
+
+    Several authors share a class: Swin's is also that of agent attention. So the other options tell
+    them apart.
+
+    Args:
+        backbone: The config of the backbone.
+        cls: Its class.
+
+    Returns:
+        ``'none'`` if the repository has no licence, and an empty string if the licence is not
+        known, as for an attention that nobody released in this backbone.
+    """
+
+    def layers(config: Dict[str, Any]) -> Dict[str, Any]:
+        return {key: value for key, value in config.items() if key not in OF_NO_AUTHOR}
+
+    known = {
+        model.licence
+        for model in PUBLISHED.values()
+        if layers(dict(model.backbone)) == layers(dict(backbone))
+    }
+    if len(known) == 1:
+        return known.pop()
+    is_shared = any(model.backbone['type'] == cls.__name__ for model in PUBLISHED.values())
+    return '' if is_shared or 'attn_cfg' in backbone else licence_of_backbone(cls)
 
 
 def number_of_classes(model: Any) -> Optional[int]:
@@ -81,7 +126,7 @@ def number_of_classes(model: Any) -> Optional[int]:
         for name in path.split('.'):
             part = getattr(part, name, None)
         if part is not None:
-            return getattr(part, 'num_classes', None)
+            return getattr(stages_of(part)[-1], 'num_classes', None)
     return None
 
 

@@ -54,6 +54,18 @@ CASES = {
         ],
         CLASSIFY(mean=[0, 0, 0], std=[255, 255, 255], to_rgb=True),
     ),
+    'crop-of-two-sides': (
+        'mmpretrain',
+        [
+            dict(
+                type='CenterCrop',
+                crop_size=(40, 56),
+                auto_pad=True,
+                pad_cfg=dict(type='Pad', pad_val=7),  # of all channels
+            )
+        ],
+        CLASSIFY(**IMAGENET, to_rgb=True),
+    ),
     'efficientnet': (
         'mmpretrain',
         [dict(type='EfficientNetCenterCrop', crop_size=48, crop_padding=16)],
@@ -272,6 +284,17 @@ def test_a_file_that_is_no_whole_image_is_an_error_of_reading(content, tmp_path)
         assert 'OpenCV' in str(error)
     else:  # OpenCV fills up what is missing of a PNG, as for the toolbox
         assert content.startswith(b'\x89PNG') and image.shape == (90, 120, 3)
+
+
+def test_an_image_of_a_detector_is_padded_to_the_one_size_of_a_file():
+    form, about = facts('keep-ratio')
+    ready = image_pipeline.prepare(photo(), dict(about, task='detection', size=[128, 160]))
+    height, width = ready.size
+    assert (height, width) == (80, 107) and ready.pixels.shape[2:] == (128, 160)
+    model_sees = (torch.from_numpy(ready.pixels) - form.mean) / form.std
+    for padding in (model_sees[:, :, height:], model_sees[:, :, :, width:]):
+        # Zero, but for a rounding of the mean in fp32.
+        torch.testing.assert_close(padding, torch.zeros_like(padding), atol=1e-6, rtol=0)
 
 
 SLIDE = dict(crop_size=[64, 96], stride=[40, 64])

@@ -245,6 +245,18 @@ def test_mmsegs_resize_after_a_pad_is_refused():
         described_pipeline(cfg)
 
 
+def test_floats_that_pillow_would_resize_are_refused():
+    """It rounds them to whole numbers first."""
+    cfg = case_config('as-it-is')
+    cfg.test_dataloader.dataset.pipeline[0] = dict(LOAD, to_float32=True)
+    resize = dict(type='Resize', scale=8)
+    cfg.test_dataloader.dataset.pipeline.insert(1, dict(resize, backend='cv2'))
+    assert described_pipeline(cfg)['pipeline'][0] == dict(type='ToFloat32')
+    cfg.test_dataloader.dataset.pipeline[1] = dict(resize, backend='pillow')
+    with pytest.raises(NotDeployableError, match='set to_float32=False in LoadImageFromFile'):
+        described_pipeline(cfg)
+
+
 def test_another_way_to_read_images_is_refused_by_name():
     cfg = case_config('as-it-is')
     cfg.test_dataloader.dataset.pipeline[0] = dict(LOAD, imdecode_backend='pillow')

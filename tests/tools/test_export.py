@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, load_tool, micro_config, output_of, refusal_of
+from conftest import ROOT, load_tool, micro_config, output_of, refusal_of, run_script
 from exported_models import build
 from mmengine.config import Config
 from onnx_files import operators
@@ -197,6 +197,30 @@ def test_int8_takes_less_room_and_keeps_the_order_of_classes(exported, noise_ima
     # Random weights scaled up; eight bits of each activation leave the classes in much the same
     # order.
     assert (run(photo)[0] - plain(photo)[0]).abs().max() < 0.3
+
+
+def test_images_that_cannot_be_read_are_told_before_a_file_is_quantised(
+    exported, noise_images, tmp_path
+):
+    path, out = exported('polaformer-pvt', 'onnx'), tmp_path / 'int8.onnx'
+    for split in ('train', 'val'):
+        noise_images(tmp_path / split, 48, classes=3)
+
+    def told(*options):
+        result = run_script(QUANTIZE, path, micro_config('polaformer-pvt'), '--out', out, *options)
+        assert result.returncode and not out.exists() and 'Traceback' not in result.stderr
+        return result.stderr.strip().splitlines()[-1]
+
+    def roots(train, test):
+        folders = dict(train=train, val=tmp_path, test=test).items()
+        return ('--cfg-options', *(f'{k}_dataloader.dataset.data_root={v}' for k, v in folders))
+
+    assert 'none' in told(*roots(tmp_path / 'none', tmp_path))
+    assert 'none' in told(*roots(tmp_path, tmp_path / 'none'))
+    image = tmp_path / 'val/01/1.png'
+    whole = image.read_bytes()
+    image.write_bytes(whole[: len(whole) // 2])
+    assert f'{image} is not a complete image' in told(*roots(tmp_path, tmp_path))
 
 
 def test_an_image_for_another_program_is_prepared_as_the_file_says(exported, tmp_path):

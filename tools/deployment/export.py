@@ -8,13 +8,15 @@ detector's also takes 'image_sizes' (1, 2), fp32: height and width without the p
   of a detector     boxes (1, n, 4), scores (1, n) and labels (1, n) after NMS, and of Mask R-CNN
                     masks (1, n, 28, 28) of boxes; one image at a time; empty places have scores 0
 
-Formats are 'onnx' (standard operators of opset 18), 'pt2' (torch.export, to be loaded by Python)
-and 'aoti' (AOTInductor: compiled for this kind of machine, to be loaded by Python or C++). All have
-standard operators by default. With --backend native, pt2 and aoti call the compiled ops of
-mmlaplace, and only run where mmlaplace is imported; onnx calls two operators, whose library
-build_onnxruntime_ops.py makes. The metadata of the file, under 'mmlaplace', has its sizes and
-names, and the steps of the config's test pipeline, by which run_onnx.py prepares images. With
---image-size the file of a classifier or segmentor resizes images to that size instead.
+Formats are 'onnx' (standard operators of opset 18), 'openvino' (a file of OpenVINO, and one with
+its weights), 'pt2' (torch.export, to be loaded by Python) and 'aoti' (AOTInductor: compiled for
+this kind of machine, to be loaded by Python or C++). All have standard operators by default. With
+--backend native, pt2 and aoti call the compiled ops of mmlaplace, and only run where mmlaplace is
+imported; onnx and openvino call our operators, whose libraries build_onnxruntime_ops.py and
+build_openvino_ops.py make. --verify of 'openvino' is in fp32, and again in the precision that
+OpenVINO takes by default on this machine. The metadata of the file, under 'mmlaplace', has its
+sizes and names, and the steps of the config's test pipeline, by which run_onnx.py prepares images.
+With --image-size the file of a classifier or segmentor resizes images to that size instead.
 docs/deploy.md lists the checks that were made.
 
 Examples:
@@ -35,7 +37,7 @@ import time
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Callable, Iterable, List, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import numpy as np
 import torch
@@ -54,9 +56,9 @@ from mmlaplace.commands.command_line import (
     write_json,
 )
 from mmlaplace.commands.terminal import command
-from mmlaplace.deployment import exporting, image_pipeline, verification
+from mmlaplace.deployment import exporting, image_pipeline, openvino_runtime, verification
 from mmlaplace.deployment.deployable import Deployable, NotDeployableError, deployable
-from mmlaplace.deployment.inferencers import class_names, number_of_classes
+from mmlaplace.deployment.inferencers import names_of
 from mmlaplace.deployment.onnx_ops import LIBRARY
 from mmlaplace.deployment.toolbox_pipeline import (
     check_channels,
@@ -65,7 +67,6 @@ from mmlaplace.deployment.toolbox_pipeline import (
     with_resize,
 )
 from mmlaplace.model_zoo import build_model
-from mmlaplace.writing import whole_file
 
 Size = Tuple[int, int]
 MANY = 1000  # masks that the deployed command writes to be compared
@@ -123,10 +124,10 @@ def parse_arguments() -> Tuple[ToolParser, argparse.Namespace]:
             parser.error(f'{args.out} is there already; --force replaces it')
     if not args.out.name.endswith(suffix):
         parser.error(f'--out must end with {suffix} for --format {args.format}, got {args.out}')
-    if args.format == 'onnx' and args.backend == 'native' and args.fp16:
+    if args.format in ('onnx', 'openvino') and args.backend == 'native' and args.fp16:
         parser.error(
             '--backend native cannot be used with --fp16, because the operators for ONNX Runtime '
-            'are in fp32 only'
+            'and OpenVINO are in fp32 only'
         )
     if args.format == 'onnx' and (args.verify or args.benchmark):
         with parser.refusing(ImportError, ValueError):
@@ -165,9 +166,9 @@ def export(
     cfg: Config,
     args: argparse.Namespace,
     size: Size,
-    classes: Iterable[str] = (),
+    names: Optional[Dict[str, Any]] = None,
 ) -> dict:
-    """Write the file, with the names of its classes; returns what it says of itself."""
+    """Write the file, with what :func:`names_of` gives; returns what it says of itself."""
     pipeline = described_pipeline(cfg)
     if args.fp16:
         form = copy.deepcopy(form)
@@ -183,11 +184,10 @@ def export(
         format=args.format,
         precision='fp16' if args.fp16 else 'fp32',
         backend=args.backend,
-        classes=list(classes),
+        **(names or {}),
     )
     tell(f'converting the graph to {args.format} and writing {args.out}')
-    with whole_file(args.out) as temporary:
-        exporting.WRITERS[args.format](program, temporary, about)
+    exporting.write(args.format, program, args.out, about)
     return about
 
 
@@ -225,7 +225,10 @@ def judged(rows: List[dict], about: dict) -> dict:
         )
         for name in dict.fromkeys(name for row in rows for name in row)
     }
-    beyond = verification.too_much(combined, about['precision'] == 'fp16')
+    if about['precision'] == 'bf16':  # in which only numbers that are not finite are an error
+        beyond = {name: value for name, value in combined.items() if not math.isfinite(value)}
+    else:
+        beyond = verification.too_much(combined, about['precision'] == 'fp16')
     return dict(combined, beyond_tolerance=list(beyond))
 
 
@@ -234,14 +237,15 @@ def verify_deployed(
 ) -> dict:
     """Differences of the deployed command from the toolbox's inferencer, for photographs as files.
 
-    The command of an ONNX file is run_onnx.py, in a process of its own. Other files run here.
+    The command of files of ONNX and OpenVINO is run_onnx.py, in a process of its own. Other files
+    run here.
     """
     with TemporaryDirectory() as name:
         folder = Path(name)
         paths = verification.photograph_files(folder, about)
         tell(f"comparing the deployed predictions of {len(paths)} photographs with the toolbox's")
         expected = verification.toolbox_predictions(cfg, model, paths)
-        if args.format == 'onnx' and about['batch'] in (None, 1):
+        if args.format in ('onnx', 'openvino') and about['batch'] in (None, 1):
             predictions = commanded(args, folder, paths)
         else:
 
@@ -270,15 +274,24 @@ def commanded(args: argparse.Namespace, folder: Path, paths: List[Path]) -> List
         str(folder / 'out'),
         '--top',
         str(MANY),
-        '--providers',
-        *args.providers,
     ]
-    if args.backend == 'native':
+    if args.format == 'openvino':
+        command += ['--precision', 'f32']
+    else:
+        command += ['--providers', *args.providers]
+    if args.backend == 'native' and args.format == 'onnx':
         command += ['--library', str(LIBRARY)]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
         raise RuntimeError(f'{" ".join(command)} failed: {result.stderr.strip()}')
     return [verification.read_predictions(folder / 'out', path.stem) for path in paths]
+
+
+def default_precision(args: argparse.Namespace) -> str:
+    """The precision in which the runtime of the file computes unless it is told otherwise."""
+    if args.format != 'openvino':
+        return 'f32'
+    return openvino_runtime.default_precision(openvino_runtime.core_with())
 
 
 def largest(values: Iterable[float]) -> float:
@@ -313,15 +326,15 @@ def export_and_verify(parser: ToolParser, args: argparse.Namespace) -> dict:
     """Write the file, and compare and time it if that was asked for; what is reported of it."""
     cfg = read_config(args.config, 'default_scope', 'model.backbone', options=args.cfg_options)
     cfg.model.backbone.init_cfg = None
-    with parser.refusing(ImportError, NotDeployableError):
+    # Of FileNotFoundError, for the library of our operators.
+    with parser.refusing(FileNotFoundError, ImportError, NotDeployableError):
         exporting.require_packages(*exporting.NEEDED[args.format])
         model = build_model(cfg)
         load_or_exit(model, args.checkpoint, min_matched=1)
         form = deployable(model).eval().requires_grad_(False)
         cfg, size = planned_size(cfg, form, args)
         start = time.perf_counter()
-        classes = class_names(cfg, args.checkpoint, number_of_classes(model))
-        about = export(form, cfg, args, size, classes)
+        about = export(form, cfg, args, size, names_of(cfg, args.checkpoint, model))
     shape = (480, 640) if form.channels == 1 else (480, 640, form.channels)
     image = np.zeros(shape, np.uint8)
     try:
@@ -344,6 +357,11 @@ def export_and_verify(parser: ToolParser, args: argparse.Namespace) -> dict:
             start = f'{args.out} was written and cannot be verified: '
             with parser.refusing(RuntimeError, ValueError, start=start):
                 report['deployed'] = verify_deployed(cfg, model, run, about, args)
+            precision = default_precision(args)
+            if precision != 'f32':
+                run, about = exporting.open_exported(args.out, precision=precision)
+                rows = verify(model, form, run, dict(about, precision=precision), sizes[:1])
+                report['in_default_precision'] = dict(precision=precision, **rows[0])
         if args.benchmark:
             batch = about['batch'] or args.batch_size
             report['milliseconds'] = benchmark(form, run, batch, sizes, args.rounds)
@@ -370,9 +388,16 @@ def main() -> None:
             f'{args.out}: the deployed predictions differ from those of the toolbox in '
             f'{", ".join(report["deployed"]["beyond_tolerance"])}: see above'
         )
+    unsure = report.get('in_default_precision', {}).get('beyond_tolerance')
+    if unsure:
+        sys.exit(
+            f'{args.out} in {report["in_default_precision"]["precision"]}, which OpenVINO takes by '
+            f'default here, gives numbers that are not finite for {", ".join(unsure)}: set '
+            'INFERENCE_PRECISION_HINT to f32, or export with --backend native'
+        )
     alike = ', which predicts as the toolbox does' if args.verify else ''
     print(f'wrote {args.out} ({report["megabytes"]} MB){alike}', file=sys.stderr)
-    if args.format == 'onnx':
+    if args.format in ('onnx', 'openvino'):
         script = Path(__file__).absolute().with_name('run_onnx.py')
         print(command(script, f'{shlex.quote(str(args.out))} IMAGE'), file=sys.stderr)
 

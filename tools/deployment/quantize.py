@@ -1,10 +1,13 @@
-"""Quantise the linears and convolutions of a classifier's ONNX file to int8, and measure it.
+"""Quantise the linears and convolutions of a classifier's file to int8, and measure it.
 
-Activations get their ranges from training images of the config (static quantisation of ONNX
-Runtime). Weights are quantised by channel. Kernels, inverses, normalisers and products of two
-activations stay in fp32. Then both files classify the config's test images, and are timed by turns.
+Activations get their ranges from training images of the config: in an ONNX file by the static
+quantisation of ONNX Runtime, and in a file of OpenVINO by NNCF, which pip install
+"mmlaplace[int8]" brings. Weights are quantised by channel. Kernels, inverses, normalisers, products
+of two activations and our operators stay in fp32. Then both files classify the config's test
+images, and are timed by turns.
 
 Examples:
+  python tools/deployment/quantize.py classifier.xml CONFIG --out classifier.int8.xml
   python tools/deployment/quantize.py classifier.onnx CONFIG --out classifier.int8.onnx
 """
 
@@ -14,8 +17,7 @@ import sys
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Callable, Dict, Iterator, List, Tuple
+from typing import Callable, Iterator, List, Tuple
 
 import torch
 from mmengine.config import Config, DictAction
@@ -25,8 +27,9 @@ from torch import Tensor
 
 from mmlaplace.analysis.measuring import describe_machine, interleave
 from mmlaplace.commands.command_line import ToolParser, positive, read_config, write_json
-from mmlaplace.deployment import exporting, image_pipeline
-from mmlaplace.writing import whole_file
+from mmlaplace.commands.refusals import first_checks
+from mmlaplace.deployment import exporting, image_pipeline, openvino_runtime
+from mmlaplace.deployment.int8 import in_int8, quantize_onnx, require_nncf
 
 
 def images_of(cfg: Config, about: dict, split: str, count: int) -> Iterator[Tuple[Tensor, int]]:
@@ -47,55 +50,23 @@ def images_of(cfg: Config, about: dict, split: str, count: int) -> Iterator[Tupl
         yield image, int(data['data_samples'].gt_label)
 
 
-def products_of_activations(path: Path) -> List[str]:
-    """Names of the products without a weight: those of kernels, inverses and attentions.
-
-    Sums over tokens are among them, as products with ones.
-    """
-    import onnx
-
-    graph = onnx.load(str(path)).graph
-    weights = {
-        tensor.name
-        for tensor in graph.initializer
-        if len(tensor.dims) == 2 and not (onnx.numpy_helper.to_array(tensor) == 1).all()
-    }
-    return [
-        node.name
-        for node in graph.node
-        if node.op_type in ('MatMul', 'Gemm') and node.input[1] not in weights
-    ]
-
-
 def quantize(source: Path, out: Path, images: List[Tensor]) -> None:
-    """Write the int8 file, with the metadata of the other."""
-    import onnx
-    from onnxruntime import quantization
-    from onnxruntime.quantization.shape_inference import quant_pre_process
+    """Write the int8 file, with the metadata of the other.
 
-    class Images(quantization.CalibrationDataReader):
-        left = iter(images)
+    Raises:
+        ImportError: If NNCF is not installed, for a file of OpenVINO.
+    """
+    if source.suffix == '.onnx':
+        return quantize_onnx(source, out, images)
+    model = openvino_runtime.read_model(source, openvino_runtime.core_with())
+    about = json.loads(openvino_runtime.facts_of(model) or '{}')
+    exporting.save_openvino(in_int8(model, images), out, dict(about, precision='int8'))
 
-        def get_next(self) -> Dict[str, object]:
-            image = next(self.left, None)
-            return None if image is None else dict(images=image.numpy())
 
-    with TemporaryDirectory() as folder:
-        prepared, quantized = Path(folder, 'prepared.onnx'), Path(folder, 'quantized.onnx')
-        quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
-        quantization.quantize_static(
-            str(prepared),
-            str(quantized),
-            Images(),
-            op_types_to_quantize=['Conv', 'MatMul', 'Gemm'],
-            nodes_to_exclude=products_of_activations(prepared),
-            per_channel=True,
-        )
-        model = onnx.load(str(quantized))
-    del model.metadata_props[:]
-    model.metadata_props.extend(onnx.load(str(source), load_external_data=False).metadata_props)
-    with whole_file(out) as temporary:
-        onnx.save(model, str(temporary))
+def megabytes(path: Path) -> float:
+    """Of a file, with the weights that OpenVINO has beside it."""
+    parts = [path] if path.suffix == '.onnx' else [path, path.with_suffix('.bin')]
+    return round(sum(part.stat().st_size for part in parts) / 2**20, 2)
 
 
 def top1(run: Callable, images: List[Tuple[Tensor, int]]) -> float:
@@ -106,7 +77,7 @@ def top1(run: Callable, images: List[Tuple[Tensor, int]]) -> float:
 
 def main() -> None:
     parser = ToolParser(__doc__)
-    parser.add_argument('model', type=Path, help='of export.py --format onnx')
+    parser.add_argument('model', type=Path, help='of export.py --format onnx or openvino')
     parser.add_argument('config', help='of the same classifier, for its data')
     parser.add_output('--out', required=True, help='the int8 file')
     parser.add_argument('--calibration', type=positive, default=64, help='images; default: 64')
@@ -116,10 +87,16 @@ def main() -> None:
     parser.add_output('--report', help='write what is printed here too, as JSON')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, default={})
     args = parser.parse_args()
+    if args.model.suffix not in ('.onnx', '.xml'):
+        parser.error(f'the model must end with .onnx or .xml, got {args.model}')
+    if args.out.suffix != args.model.suffix:
+        parser.error(f'--out must end with {args.model.suffix} as the model does, got {args.out}')
     with parser.refusing(ImportError):
-        exporting.require_packages('onnx', 'onnxruntime')
-    if args.out.suffix != '.onnx':
-        parser.error(f'--out must end with .onnx, got {args.out}')
+        if args.model.suffix == '.onnx':
+            exporting.require_packages('onnx', 'onnxruntime')
+        else:
+            openvino_runtime.require_openvino()
+            require_nncf()
     if args.out.resolve() == args.model.resolve():
         parser.error(f'--out {args.out} is the model itself; name another file')
     cfg = read_config(
@@ -138,14 +115,14 @@ def main() -> None:
             f'the model must be a classifier in fp32, but {args.model} is for {about["task"]} in '
             f'{about["precision"]}'
         )
-    if about.get('backend') == 'native':
+    if about.get('backend') == 'native' and args.model.suffix == '.onnx':
         parser.error(
             f'{args.model} calls operators of mmlaplace, which ONNX Runtime cannot '
-            'quantise; export it with --backend reference'
+            'quantise; export it with --backend reference, or with --format openvino'
         )
     # On a terminal alone, and so seldom that timings do not notice.
     with Console(stderr=True).status('quantising, testing and timing', refresh_per_second=1):
-        with parser.refusing(ValueError):
+        with parser.refusing(ValueError), first_checks(cfg, ('train', 'test')):
             calibration = [image for image, _ in images_of(cfg, about, 'train', args.calibration)]
             images = list(images_of(cfg, about, 'test', args.test))
         quantize(args.model, args.out, calibration)
@@ -159,7 +136,7 @@ def main() -> None:
             milliseconds={
                 name: round(1e3 * statistics.median(of), 3) for name, of in seconds.items()
             },
-            megabytes={name: round(path.stat().st_size / 2**20, 2) for name, path in files.items()},
+            megabytes={name: megabytes(path) for name, path in files.items()},
             machine=describe_machine(torch.device('cpu')),
         )
     print(json.dumps(report, indent=2))

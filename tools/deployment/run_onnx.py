@@ -1,7 +1,10 @@
-"""Run an ONNX file of export.py on images. It prepares them as the toolbox's test pipeline does.
+"""Run a file of export.py on images, in ONNX Runtime or OpenVINO.
 
-It needs onnxruntime, numpy and opencv-python, and Pillow where the pipeline resizes by it, but no
-PyTorch. On another machine it needs image_pipeline.py of mmlaplace/deployment beside it.
+It prepares images as the toolbox's test pipeline does. It needs onnxruntime or openvino, numpy and
+opencv-python, and Pillow where the pipeline resizes by it, but no PyTorch. On another machine it
+needs image_pipeline.py and openvino_runtime.py of mmlaplace/deployment beside it. OpenVINO runs its
+own files (.xml, with the weights in .bin beside it) and ONNX files with --runtime openvino. It
+computes in the precision that it takes by default on the machine, or in that of --precision.
 
 Prints the classes or the boxes of each image, in its own pixels. With --out there is a JSON file
 for each image, with all scores or boxes, and the label map of a segmentor or the masks of a
@@ -11,6 +14,7 @@ Examples:
   python tools/deployment/run_onnx.py classifier.onnx cat.jpg
   python tools/deployment/run_onnx.py detector.onnx street.jpg --out predictions/
   python tools/deployment/run_onnx.py native.onnx cat.jpg --library onnxruntime_ops.so
+  python tools/deployment/run_onnx.py classifier.xml cat.jpg --precision bf16
 """
 
 import argparse
@@ -21,7 +25,7 @@ import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, List
+from typing import Callable, Dict, List, Sequence
 
 import numpy as np
 
@@ -29,6 +33,7 @@ import numpy as np
 sys.path.append(str(Path(__file__).resolve().parents[2] / 'mmlaplace/deployment'))  # in a clone
 sys.path.append(str(Path(__file__).resolve().parents[3] / 'deployment'))  # in .mim of a wheel
 import image_pipeline
+import openvino_runtime
 
 
 def positive(text: str) -> int:
@@ -36,6 +41,43 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f'must be an integer of at least 1, got {text}')
     return int(text)
+
+
+def open_model(parser: argparse.ArgumentParser, args: argparse.Namespace):
+    """A function that runs the file, and the JSON in its metadata.
+
+    The function raises a RuntimeError or an error of the runtime where it cannot run the file.
+    """
+    if args.runtime == 'openvino':
+        return open_in_openvino(parser, args)
+    session = open_session(parser, args)
+    names = [value.name for value in session.get_inputs()]
+
+    def run(*inputs: np.ndarray) -> list:
+        return session.run(None, dict(zip(names, inputs)))
+
+    return run, session.get_modelmeta().custom_metadata_map.get('mmlaplace')
+
+
+def check_files(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """End the command if the model or its library is not there."""
+    if not args.model.is_file():
+        parser.error(f'there is no file {args.model}; export.py makes it')
+    if args.library and not args.library.is_file():
+        tool = f'build_{args.runtime}_ops.py'
+        parser.error(f'there is no library {args.library}; {tool} makes it')
+
+
+def open_in_openvino(parser: argparse.ArgumentParser, args: argparse.Namespace):
+    """As :func:`open_model`, by OpenVINO."""
+    check_files(parser, args)
+    try:
+        core = openvino_runtime.core_with(args.library)
+        model = openvino_runtime.read_model(args.model, core)
+        compiled = openvino_runtime.compiled(core, model, args.precision)
+    except (FileNotFoundError, ImportError, ValueError) as error:
+        parser.error(str(error))
+    return openvino_runtime.runner(compiled), openvino_runtime.facts_of(model)
 
 
 def open_session(parser: argparse.ArgumentParser, args: argparse.Namespace):
@@ -46,10 +88,7 @@ def open_session(parser: argparse.ArgumentParser, args: argparse.Namespace):
         parser.error(
             f'this needs onnxruntime ({error}); install it with pip install "mmlaplace[deploy]"'
         )
-    if not args.model.is_file():
-        parser.error(f'there is no file {args.model}; export.py makes it')
-    if args.library and not args.library.is_file():
-        parser.error(f'there is no library {args.library}; build_onnxruntime_ops.py makes it')
+    check_files(parser, args)
     # It would take the CPU in the place of one that is missing.
     available = onnxruntime.get_available_providers()
     if missing := [name for name in args.providers if name not in available]:
@@ -83,11 +122,10 @@ def open_session(parser: argparse.ArgumentParser, args: argparse.Namespace):
     return session
 
 
-def facts_of(parser: argparse.ArgumentParser, model: Path, session) -> dict:
-    """The file's metadata."""
-    written = session.get_modelmeta().custom_metadata_map
+def facts_of(parser: argparse.ArgumentParser, model: Path, written) -> dict:
+    """The file's metadata, of the JSON in it."""
     try:
-        about = image_pipeline.facts(written.get('mmlaplace'), model)
+        about = image_pipeline.facts(written, model)
     except ValueError as error:
         parser.error(str(error))
     if about['batch'] not in (None, 1):
@@ -97,22 +135,26 @@ def facts_of(parser: argparse.ArgumentParser, model: Path, session) -> dict:
     return about
 
 
-def run_of(session, args: argparse.Namespace) -> Callable:
-    """A function that runs the model. It raises a ValueError where onnxruntime cannot run it."""
-    names = [value.name for value in session.get_inputs()]
+def checked(run: Callable, args: argparse.Namespace) -> Callable:
+    """A function that runs the model. It raises a ValueError where the runtime cannot run it."""
 
-    def run(images: np.ndarray, *more: np.ndarray) -> list:
+    def run_or_tell(images: np.ndarray, *more: np.ndarray) -> Sequence[np.ndarray]:
         try:
-            return session.run(None, dict(zip(names, (images, *more))))
-        except Exception as error:  # classes of onnxruntime's own
+            return run(images, *more)
+        except Exception as error:  # classes of the runtimes' own
             height, width = images.shape[2:]
+            size = f'{height} x {width} pixels'
+            if args.runtime == 'openvino':
+                raise ValueError(
+                    f'OpenVINO cannot run {args.model} for {size} ({error}); export it with '
+                    f'--image-size {height} {width}'
+                ) from error
             raise ValueError(
-                f'ONNX Runtime cannot run {args.model} for {height} x {width} pixels by '
-                f'{" ".join(args.providers)} ({error}); export it with --image-size {height} '
-                f'{width}, or try other --providers'
+                f'ONNX Runtime cannot run {args.model} for {size} by {" ".join(args.providers)} '
+                f'({error}); export it with --image-size {height} {width}, or try other --providers'
             ) from error
 
-    return run
+    return run_or_tell
 
 
 def tell(found: Dict[str, np.ndarray], about: dict, top: int) -> None:
@@ -218,7 +260,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('model', type=Path, help='of export.py --format onnx')
+    parser.add_argument('model', type=Path, help='of export.py --format onnx or openvino')
     parser.add_argument('images', nargs='+', type=Path)
     parser.add_argument(
         '--image-size',
@@ -230,15 +272,32 @@ def main() -> None:
     parser.add_argument(
         '--top', type=positive, default=5, help='classes, boxes or masks; default: 5'
     )
+    parser.add_argument(
+        '--runtime',
+        choices=('onnxruntime', 'openvino'),
+        help='default: openvino for its own files (.xml), and else onnxruntime',
+    )
+    parser.add_argument(
+        '--precision',
+        choices=openvino_runtime.PRECISIONS,
+        default='default',
+        help="of OpenVINO; default: OpenVINO's own choice for the processor",
+    )
     parser.add_argument('--providers', nargs='+', default=['CPUExecutionProvider'])
     parser.add_argument(
-        '--library', type=Path, help='of build_onnxruntime_ops.py, for files of --backend native'
+        '--library',
+        type=Path,
+        help='of build_onnxruntime_ops.py or build_openvino_ops.py, for files of --backend native',
     )
     parser.add_argument('--out', type=Path, help='folder for JSON files, label maps and masks')
     parser.add_argument('--force', action='store_true', help='replace results that are in --out')
     args = parser.parse_args()
-    session = open_session(parser, args)
-    about = facts_of(parser, args.model, session)
+    if args.runtime is None:
+        args.runtime = 'openvino' if args.model.suffix == '.xml' else 'onnxruntime'
+    if args.runtime == 'onnxruntime' and args.precision != 'default':
+        parser.error('--precision is for --runtime openvino; ONNX Runtime takes that of the file')
+    run, written = open_model(parser, args)
+    run, about = checked(run, args), facts_of(parser, args.model, written)
     about = image_pipeline.of_size(about, args.image_size)
     taken, places = {path.resolve() for path in args.images}, places_of(args.images)
     if args.out:
@@ -254,7 +313,7 @@ def main() -> None:
         except OSError as error:
             parser.error(f'{path} cannot be read as an image ({error}); check the path')
         try:
-            found, ready = image_pipeline.predict(run_of(session, args), image, about)
+            found, ready = image_pipeline.predict(run, image, about)
             print(f'{path}: {ready.size[0]} x {ready.size[1]}')
             tell(found, about, args.top)
             if args.out:
