@@ -19,7 +19,8 @@ class DenseModel(NamedTuple):
             table is ``whole``, the names of all of it.
         weights: Address of the file. Empty, if the authors' link is.
         page: Address of a web page with the file, where that of the file is not known.
-        licence: Of the repository or of its copy of the toolbox. Empty, if there is none.
+        licence: Of the repository's copy of the toolbox, if it is not that of the family, which
+            fills it in.
         config: Name of the config, if another file of the same model has its name.
         scores: What the authors publish for such a file. Otherwise the config's metafile has it.
     """

@@ -20,7 +20,7 @@ from .fit import LoadReport, Tensors, fitted, is_in
 from .names import find_prefix, first_names, plain_names
 from .own_names import fitting_sentence, in_own_names, renamed
 from .published import are_own, recognise
-from .released import address_of, is_released, released_name, released_place
+from .released import address_of, is_released, licence_of, released_name, released_place
 
 # Where the weights lie. The first that is found is taken. mmengine's 'state_dict' comes first: it
 # holds the averaged weights, if an EMAHook ran.
@@ -54,6 +54,8 @@ def read(checkpoint: Union[str, PathLike], map_location: Any, load: Any = load_p
     if not isinstance(checkpoint, (str, PathLike)) or not str(checkpoint):
         raise ValueError(f'a checkpoint is given by its path or address, got {checkpoint!r}')
     if is_released(checkpoint):
+        name = released_name(checkpoint)
+        print_log(f'{checkpoint}: licence {licence_of(name)}', 'current')
         checkpoint = released_place(checkpoint)
     if str(checkpoint).startswith(TIMM):
         weights = weights_of_timm(str(checkpoint), read_state_dict)

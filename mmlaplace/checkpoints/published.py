@@ -26,6 +26,24 @@ from .names import misfit
 from .resizing import other_windows
 
 
+class ImageStats(NamedTuple):
+    """Of the images that weights were trained with, in RGB and from 0 to 255: each channel's.
+
+    Attributes:
+        mean: The mean, which is subtracted.
+        std: The deviation, by which is divided.
+    """
+
+    mean: Tuple[float, float, float]
+    std: Tuple[float, float, float]
+
+
+IMAGENET = ImageStats((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
+# CLIP's authors have statistics of their own images, and SigLIP's scale pixels to -1 and 1.
+CLIP = ImageStats((122.771, 116.746, 104.094), (68.501, 66.632, 70.323))
+MINUS_ONE_TO_ONE = ImageStats((127.5, 127.5, 127.5), (127.5, 127.5, 127.5))
+
+
 class PublishedModel(NamedTuple):
     """A classifier as its authors published it: names, a backbone, and the place of the weights.
 
@@ -38,6 +56,9 @@ class PublishedModel(NamedTuple):
             neither, the authors have released none.
         head: Whether the file has a classifier. Files of self-supervised training have none.
             Default: True.
+        image_stats: Of the images that the weights were trained with. Default: ImageNet's.
+        licence: Of the repository, if it is not that of the family, which fills it in.
+        weights_licence: Of the file, where the authors say it apart. The family fills it in.
     """
 
     names: Tuple[NameTable, ...]
@@ -46,6 +67,9 @@ class PublishedModel(NamedTuple):
     neck: Optional[Dict[str, Any]] = None
     page: str = ''
     head: bool = True
+    image_stats: ImageStats = IMAGENET
+    licence: str = ''
+    weights_licence: str = ''
 
     @property
     def place(self) -> str:

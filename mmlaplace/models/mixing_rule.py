@@ -37,6 +37,7 @@ NOT_OF_THE_RULE = {field.name for field in fields(Frame)} - {'qkv', 'gate'} | {
     'sr_norm_cfg',
     'value_dims',
     'value_shortcut',
+    'window_size',
 }
 
 

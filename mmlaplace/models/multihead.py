@@ -39,7 +39,8 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
     refuses the mask.
 
     Queries have no mask. If query and key are the same tokens, the mask hides queries too, and
-    outputs of padding are ``out_proj`` of zeros.
+    outputs of padding are ``out_proj`` of zeros. So is the output of a query that sees no key; its
+    weights are zeros. torch gives the same with ``need_weights=False``, and NaN with ``True``.
 
     Args:
         embed_dim, num_heads, bias, kdim, vdim, batch_first, device, dtype: As in

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from ..checkpoints import PUBLISHED
 from ..checkpoints.own_names import in_own_names
-from ..checkpoints.released import address_of, released_place
+from ..checkpoints.released import NO_LICENCE, address_of, released_place
 from ..models import FAMILIES, Family
 
 
@@ -61,6 +61,8 @@ def _settings(family: Family, name: str) -> Dict[str, Any]:
     for start in sorted(family.timm, key=len):  # longer starts change the shorter ones
         if name.startswith(start):
             settings.update(family.timm[start])
+    if settings and family.licence not in ('', NO_LICENCE):
+        settings['license'] = family.licence.lower()
     return settings
 
 

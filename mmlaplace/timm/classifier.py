@@ -21,6 +21,14 @@ SET_BY_THE_MODEL = ('in_channels', 'out_indices', 'out_type')
 POOLS = ('avg', 'max', 'avgmax', 'token', '')
 
 
+class Head(nn.ModuleDict):
+    """Dropout and a linear. It is called, so that hooks of it act."""
+
+    def forward(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        x = self['drop'](x)
+        return x if pre_logits else self['fc'](x)
+
+
 class TimmClassifier(nn.Module):
     """A backbone of mmlaplace and a linear classifier, with the methods of timm's models.
 
@@ -126,7 +134,7 @@ class TimmClassifier(nn.Module):
             )
             for i, j in self._taps
         ]
-        self.head = nn.ModuleDict(dict(drop=nn.Dropout(drop_rate)))
+        self.head = Head(dict(drop=nn.Dropout(drop_rate)))
         self.global_pool = 'token' if self.num_prefix_tokens else 'avg'
         self.reset_classifier(num_classes, global_pool)
 
@@ -328,8 +336,7 @@ class TimmClassifier(nn.Module):
             (x,) = self.neck((x,))
         else:
             x = _pooled(x, self.global_pool, self.num_prefix_tokens, self.num_classes)
-        x = self.head['drop'](x)
-        return x if pre_logits else self.head['fc'](x)
+        return self.head(x, pre_logits)
 
     def forward(self, x: Tensor) -> Tensor:
         """Images ``(B, in_chans, H, W)`` to ``(B, num_classes)``."""

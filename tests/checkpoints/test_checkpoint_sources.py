@@ -21,6 +21,7 @@ from saved_weights import assert_unreadable, same, save
 from small_backbone import build
 
 from mmlaplace.checkpoints import write_weights
+from mmlaplace.checkpoints._hubs import file_from_hub
 from mmlaplace.commands.toolbox_scripts import check_checkpoints
 from mmlaplace.engine import read_dataset_meta, read_state_dict
 from mmlaplace.toolboxes import toolbox_script
@@ -207,6 +208,24 @@ def test_a_model_of_timm_is_read_by_its_name(hub):
     assert torch.equal(torch.get_rng_state(), random)
     elsewhere = read_state_dict('timm://test_resnet', map_location='meta')
     assert all(value.is_meta for value in elsewhere.values())
+
+
+def test_a_model_of_timm_may_have_a_file_of_another_name(hub, monkeypatch):
+    timm = pytest.importorskip('timm')
+    weights = timm.create_model('test_resnet').state_dict()
+    own = timm.get_pretrained_cfg('test_resnet')
+    own.hf_hub_filename = 'own.safetensors'
+    write_weights(hub.folder / own.hf_hub_id / own.hf_hub_filename, weights, {})
+    monkeypatch.setattr(timm, 'get_pretrained_cfg', lambda name: own)
+    torch.testing.assert_close(read_state_dict('timm://test_resnet'), weights, rtol=0, atol=0)
+
+
+def test_a_revision_of_the_hub_may_have_slashes():
+    pytest.importorskip('huggingface_hub')
+    with mock.patch('huggingface_hub.hf_hub_download') as download:
+        file_from_hub('hf://o/m@refs%2Fpr%2F1/a.pth')
+    assert download.call_args.args == ('o/m', 'a.pth')
+    assert download.call_args.kwargs['revision'] == 'refs/pr/1'
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ from mmengine.registry import MODELS
 from saved_weights import assert_refused
 from small_backbone import ARCH
 
+from mmlaplace import backbone_config
 from mmlaplace.checkpoints import PUBLISHED, load_weights
-from mmlaplace.checkpoints.published import describe
+from mmlaplace.checkpoints.published import describe, recognise
+from mmlaplace.checkpoints.released import released_place
 from mmlaplace.commands.converters import convert
 from mmlaplace.models import RAVLT, ConvPoolingNeck
 
@@ -90,6 +92,7 @@ def assert_close(own, released, tolerance=TOLERANCE):
     torch.testing.assert_close(own, released, rtol=0, atol=scale)
 
 
+@pytest.mark.sampled(3, 3)
 @pytest.mark.parametrize('name', SMALL)
 def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
     timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
@@ -146,24 +149,126 @@ def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
         ('clip_quickgelu_base', 'vit_base_patch16_clip_quickgelu_224'),
         ('siglip_base', 'vit_base_patch16_siglip_224'),
         ('siglip_base', 'vit_base_patch16_siglip_gap_224'),
+        ('siglip2_base_patch32', 'vit_base_patch32_siglip_256'),
+        ('siglip2_so400m', 'vit_so400m_patch16_siglip_256'),
+        ('dinov3_small', 'vit_small_patch16_dinov3'),
+        ('dinov3_small_qkvb', 'vit_small_patch16_dinov3_qkvb'),
+        ('dinov3_small_plus', 'vit_small_plus_patch16_dinov3'),
+        ('eva02_tiny', 'eva02_tiny_patch14_224'),
+        ('eva02_base', 'eva02_base_patch14_224'),
     ],
 )
 def test_towers_of_timm_give_their_maps_at_any_size(name, released, tmp_path):
     timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
-    small = dict(embed_dim=48, num_heads=3, depth=2, img_size=64, dynamic_img_size=True)
-    model = draw(timm.create_model(released, **small))
+    patch = PUBLISHED[name].backbone.get('patch_size', 16)
+    small = dict(embed_dim=48, num_heads=3, depth=2, img_size=4 * patch, dynamic_img_size=True)
+    eva02 = name.startswith('eva02')  # whose last norm is of the mean of the map
+    ratio = 8 / 3 if eva02 else 4
+    model = draw(timm.create_model(released, mlp_ratio=ratio, **small))
     torch.save(model.state_dict(), tmp_path / 'released.pth')
-    arch = dict(embed_dims=(48,), num_heads=(3,), depths=(2,), ffn_ratios=(4,))
-    own = published_backbone(name, arch=arch, img_size=64)
+    arch = dict(embed_dims=(48,), num_heads=(3,), depths=(2,), ffn_ratios=(ratio,))
+    options = dict(arch=arch, img_size=4 * patch, out_norms=False if eva02 else None)
+    own = published_backbone(name, **options)
     assert not load_weights(own, tmp_path / 'released.pth').missing
-    for size in ((64, 64), (96, 160)):
+    prefix = model.num_prefix_tokens
+    of_class = published_backbone(name, **options, out_type='cls_token') if prefix else None
+    if of_class is not None:
+        load_weights(of_class, tmp_path / 'released.pth')
+    for size in ((4 * patch, 4 * patch), (6 * patch, 10 * patch)):
         images = torch.randn(2, 3, *size)
         with torch.no_grad():
             (found,), tokens = own(images), model.forward_features(images)
-        assert_close(found.flatten(2).mT, tokens[:, model.num_prefix_tokens :])
+            if of_class is not None:
+                assert_close(of_class(images)[0], tokens[:, 0])
+        assert_close(found.flatten(2).mT, tokens[:, prefix:])
 
 
-@pytest.mark.sampled(8, 13)
+def test_the_authors_names_of_dinov3_are_timms_and_a_masked_bias_of_keys_is_zero():
+    timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
+    small = dict(embed_dim=48, num_heads=3, depth=2)
+    model = draw(timm.create_model('vit_small_plus_patch16_dinov3_qkvb', **small))
+    names = {
+        'reg_token': 'storage_tokens',
+        'gamma_1': 'ls1.gamma',
+        'gamma_2': 'ls2.gamma',
+        'mlp.fc1_g': 'mlp.w1',
+        'mlp.fc1_x': 'mlp.w2',
+        'mlp.fc2': 'mlp.w3',
+    }
+    state = {'mask_token': torch.zeros(1, 48), 'rope_embed.periods': torch.ones(4)}
+    for name, value in model.state_dict().items():
+        for old, new in names.items():
+            name = name.replace(old, new)
+        if name.endswith('attn.q_bias'):
+            keys = torch.full_like(value, 7.0)  # which the mask leaves out
+            bias = torch.cat([value, keys, model.state_dict()[name.replace('q_bias', 'v_bias')]])
+            state[name.replace('q_bias', 'qkv.bias')] = bias
+            state[name.replace('q_bias', 'qkv.bias_mask')] = torch.ones_like(bias)
+        elif not name.endswith('attn.v_bias'):
+            state[name] = value
+    arch = dict(embed_dims=(48,), num_heads=(3,), depths=(2,), ffn_ratios=(4,))
+    own, same = (published_backbone('dinov3_small_plus_qkvb', arch=arch) for _ in range(2))
+    own.load_state_dict(_own_names(state))
+    same.load_state_dict(_own_names(model.state_dict()))
+    for name, value in same.state_dict().items():
+        assert torch.equal(own.state_dict()[name], value), name
+
+
+def _own_names(state):
+    return recognise(state).convert(state, prefix='').weights
+
+
+@pytest.mark.parametrize(
+    ('name', 'expected'),
+    [
+        ('vit_small_patch16_dinov3', dict(type='DINOv3', arch='small', img_size=256)),
+        (
+            'vit_small_plus_patch16_dinov3_qkvb.lvd1689m',
+            dict(type='DINOv3', arch='small', img_size=256, swiglu=True, qkv_bias=True),
+        ),
+        ('vit_small_patch14_dinov2', dict(type='DINOv2', arch='small', img_size=518)),
+        (
+            'vit_base_patch16_siglip_512.v2_webli',
+            dict(
+                type='ViT',
+                arch='base',
+                img_size=512,
+                smooth_positions=True,
+                with_cls_token=False,
+            ),
+        ),
+    ],
+)
+def test_a_name_of_timm_gives_the_backbone_that_its_weights_fit(name, expected):
+    pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
+    assert backbone_config(f'timm://{name}') == expected
+    pretrained = backbone_config(f'timm://{name}', pretrained=True, frozen_stages=1)
+    init_cfg = dict(type='Pretrained', checkpoint=f'timm://{name}')
+    assert pretrained == dict(expected, init_cfg=init_cfg, frozen_stages=1)
+
+
+@pytest.mark.parametrize(
+    ('name', 'message'),
+    [
+        ('vit_small_patch16_dinov4', "no model 'vit_small_patch16_dinov4'; similar .*_dinov3, "),
+        ('vit_small_patch16_dinov3.nope', 'Invalid pretrained tag .nope.* timm.list_pretrained'),
+        ('resnet18', 'no backbone here has its layers; those of ViT, .*python -m mmlaplace list'),
+        ('vit_small_patch16_rope_ape_224', 'no backbone here has its layers'),
+    ],
+)
+def test_a_name_of_timm_without_a_backbone_here_is_refused(name, message):
+    pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
+    with pytest.raises(ValueError, match=message):
+        backbone_config(f'timm://{name}')
+
+
+def test_released_weights_on_a_page_of_timm_are_loaded_by_timm():
+    address = 'timm://vit_small_patch16_dinov3.lvd1689m'
+    assert released_place('mmlaplace://dinov3-small') == address
+    assert PUBLISHED['dinov3_small'].licence == 'DINOv3 License'
+
+
+@pytest.mark.sampled(16, 16)
 @pytest.mark.parametrize('name', manifests())
 def test_every_released_checkpoint_converts_whole(name):
     for content in manifests()[name].values():

@@ -126,6 +126,7 @@ def test_a_swin_v2_of_shorter_windows_than_its_weights_is_told_so(size, file, op
     assert re.search(says, other_options(module, recognise(weights).convert(weights).weights, file))
 
 
+@pytest.mark.sampled(3, 3)
 @pytest.mark.parametrize(
     ('name', 'options', 'said'),
     [
@@ -188,6 +189,12 @@ def timms_logits_or_a_sentence(timm, name, file):
     channels, *size = released.pretrained_cfg['input_size']
     own = classifier_of(model, tuple(size)).eval()
     torch.save(released.state_dict(), file)
+    if model.startswith(('dinov3', 'eva02')):
+        # Their rows for classes are left out: timm's classifiers read the mean of the map here.
+        missing = r'missing 2 \(head\.fc\.weight, head\.fc\.bias\)'
+        with pytest.raises(ValueError, match=missing) as refused:
+            load_weights(own, file, min_matched=1)
+        return str(refused.value)
     load_weights(own, file, min_matched=1)
     images = torch.randn(1, channels, *size)
     with torch.inference_mode():

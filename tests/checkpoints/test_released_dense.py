@@ -40,7 +40,7 @@ def released(name, device='meta'):
         return {k: torch.randn(shape) for k, shape in {**shapes, **CONTENT['heads'][heads]}.items()}
 
 
-@pytest.mark.sampled(8, 13)
+@pytest.mark.sampled(16, 16)
 @pytest.mark.parametrize('name', DENSE)
 def test_every_released_detector_and_segmentor_converts_whole(name):
     given = released(name)

@@ -147,7 +147,7 @@ def test_another_number_of_classes_or_channels_is_made_from_the_rest(downloaded,
     assert model.get_classifier().weight.abs().max() < 0.1  # not those of the file
     assert torch.equal(model.neck.projection.weight, ravlt['proj.weight'])
     (said,) = (call.args[0] for call in log.call_args_list if 'matched' in call.args[0])
-    line = r'TimmClassifier from mmlaplace://ravlt_tiny \(http.*RAVLT_T.pth\).*matched \d+ of'
+    line = r'TimmClassifier from mmlaplace://ravlt-tiny \(http.*RAVLT_T.pth\).*matched \d+ of'
     assert re.match(line, said)
     assert 'head of 1000 classes left out, as the model has 10' in said
     model.neck.projection.weight.data.zero_()
@@ -209,8 +209,8 @@ def test_no_network_and_no_space_are_one_sentence(authors, monkeypatch, error, m
 @pytest.mark.parametrize(
     ('name', 'message'),
     [
-        ('soft-tiny', "of 'soft_tiny' are behind a link of the web page .*; download them there"),
-        ('softpp-tiny', "released no weights of 'softpp_tiny'; .*list --weights"),
+        ('soft-tiny', "of 'soft-tiny' are behind a link of the web page .*; download them there"),
+        ('softpp-tiny', "released no weights of 'softpp-tiny'; .*list --weights"),
         ('laplacianformer-tiny', "no released weights of 'laplacianformer-tiny' are known; python"),
     ],
 )
@@ -228,13 +228,13 @@ def test_mmpretrain_has_an_address_for_each_classifier():
     names = mmlaplace.list_models(task='classification')
     assert hub.get('pvtv2-b0_8xb128_in1k').name == 'pvtv2-b0_8xb128_in1k'  # which fills the hub
     assert {hub._models_dict[name].weights.partition('://')[0] for name in names} == {'mmlaplace'}
-    assert hub._models_dict['pvtv2-b0_8xb128_in1k'].weights == 'mmlaplace://pvt_v2_b0'
+    assert hub._models_dict['pvtv2-b0_8xb128_in1k'].weights == 'mmlaplace://pvt-v2-b0'
 
 
 def test_a_wrong_name_or_model_is_told(downloaded):
-    for name, near in (('ravlt-tinny', 'ravlt_tiny'), ('swinv2-tiny', 'swinv2_tiny_window8')):
+    for name, near in (('ravlt-tinny', 'ravlt-tiny'), ('swinv2-tiny', 'swinv2-tiny-window8')):
         assert_unreadable(f'mmlaplace://{name}', f"'{name}'.* similar names are {near}")
-    message = 'mmlaplace://ravlt_tiny does not fit: .* it fits .*ravlt_ti'
+    message = 'mmlaplace://ravlt-tiny does not fit: .* it fits .*ravlt_ti'
     micro = MODELS.build(dict(type='RAVLT', arch='micro'))
     assert_refused(micro, 'mmlaplace://ravlt-tiny', message)
     detector = mmlaplace.list_models('flatten', task='detection')[0]
@@ -251,12 +251,12 @@ def test_a_file_of_other_names_does_not_start_a_run(authors):
 def test_the_list_has_names_and_places(capsys):
     assert main(['list', '--weights', 'ravlt-t', 'soft-tiny']) == 0
     ravlt, soft, detector, *_ = capsys.readouterr().out.splitlines()
-    assert ravlt.startswith('ravlt_tiny ') and ravlt.endswith(TINY)
-    assert soft.startswith('soft_tiny ') and 'on https://github.com/fudan-zvg/SOFT' in soft
+    assert ravlt.startswith('ravlt-tiny ') and ravlt.endswith(f'{TINY}  licence none')
+    assert soft.startswith('soft-tiny ') and 'on https://github.com/fudan-zvg/SOFT' in soft
     name = 'retinanet_ravlt-tiny_fpn_1x_coco'
-    assert detector.split() == [name, 'config', name, DENSE[name].weights]
+    assert detector.split() == [name, 'config', name, DENSE[name].weights, 'licence', 'none']
     assert main(['list', '--weights', 'ravlt-tinny']) == 1
-    assert "match 'ravlt-tinny'; similar names are ravlt_tiny" in capsys.readouterr().err
+    assert "match 'ravlt-tinny'; similar names are ravlt-tiny" in capsys.readouterr().err
     assert main(['list', '--weights', '--json']) == 2
 
 
@@ -275,6 +275,6 @@ def test_the_ways_of_the_page_load(downloaded, monkeypatch):
     for block in ways:
         names = dict(mmlaplace=mmlaplace)
         with DefaultScope.overwrite_default_scope('mmpretrain'):  # another test may have another
-            exec(block, names)
+            exec(block.replace('mlla', 'ravlt'), names)  # whose file the mirror has
         if 'timm://' in block:
             MODELS.build(names['backbone']).init_weights()

@@ -51,7 +51,7 @@ def build(cfg, embed_dims=64, num_heads=2, input_resolution=(7, 7)):
     return attention.eval()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(10, 10)
 @each(CASES)
 @pytest.mark.parametrize('point', ['any size', 'batch', 'positions', 'parameters', 'fp16', 'bf16'])
 def test_points_of_the_contract(cfg, point):

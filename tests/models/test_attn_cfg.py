@@ -172,8 +172,9 @@ def test_values_that_would_be_lost_are_quoted(backbone, attn_cfg, quoted):
 @pytest.mark.parametrize('name', BACKBONES)
 @pytest.mark.parametrize('attention', registered(BaseAttention))
 def test_every_host_takes_every_attention(name, attention):
-    with_token = name in ('SOFT', 'SOFTPlusPlus', 'ViT', 'DINOv2')
-    kwargs = dict(with_cls_token=attention == 'SoftmaxAttention') if with_token else {}
+    with_token = name in ('SOFT', 'SOFTPlusPlus', 'ViT', 'DINOv2', 'DINOv3')
+    takes = not MODELS.get(attention).no_prefix_tokens
+    kwargs = dict(with_cls_token=takes) if with_token else {}
     backbone = build(name, attn_cfg=dict(type=attention), **kwargs).eval()
     with torch.no_grad():
         assert all(out.isfinite().all() for out in backbone(torch.randn(1, 3, 50, 70)))

@@ -216,6 +216,7 @@ def test_small_images_take_smaller_strides():
 SIZES = yaml.safe_load((ROOT / 'tests/data/backbone_sizes.yml').read_text())
 
 
+@pytest.mark.sampled(4, 4)
 # The sizes of a newer backbone are in the metafile of its classifiers, which their test counts.
 @pytest.mark.parametrize('recorded', SIZES)
 def test_sizes_have_their_parameters_and_heads(recorded):

@@ -15,9 +15,16 @@ from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, DefaultScope
 from test_golden import assert_close, sampled
+from torch.nn import Conv2d
 
 from mmlaplace.checkpoints import load_weights
-from mmlaplace.models import PyramidPoolingNeck, SSDLiteNeck, WeightedCrossEntropy
+from mmlaplace.models import (
+    EfficientViTNeck,
+    EfficientViTSegNeck,
+    PyramidPoolingNeck,
+    SSDLiteNeck,
+    WeightedCrossEntropy,
+)
 from mmlaplace.models.pyramid import arch
 
 GOLDEN = ROOT / 'tests/data/golden/dense'
@@ -288,6 +295,30 @@ ROUNDED = [dict(type='PVT', arch='micro'), dict(XCIT, arch='micro')]
 def test_backbones_necks_and_heads_say_what_does_not_fit(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_the_blocks_of_a_segmentation_neck_have_the_width_that_is_asked_for():
+    for ratio in (2, 6):
+        neck = EfficientViTSegNeck((8, 16), 8, num_blocks=1, ffn_ratio=ratio)
+        widths = [part.out_channels for part in neck.blocks.modules() if isinstance(part, Conv2d)]
+        assert max(widths) == 8 * ratio
+
+
+def test_both_norms_of_a_neck_have_the_eps_that_is_asked_for():
+    """It decides whether small features keep their size."""
+    small = 1e-3 * torch.randn(4, 32)
+    deviations = [
+        EfficientViTNeck(8, 16, 32, eps=eps).linear_norm(small).std() for eps in (1e-7, 1e-5)
+    ]
+    assert deviations[0] > 0.9 and deviations[1] < 0.4  # 1e-6 is the variance
+    assert EfficientViTNeck(8, 16, 32, eps=1e-7).norm.eps == 1e-7
+
+
+def test_the_last_level_of_ssd_is_positive():
+    neck = SSDLiteNeck((32, 64), (16, 16, 16, 8)).eval()
+    *others, last = neck([torch.randn(2, 32, 20, 20), torch.randn(2, 64, 10, 10)])
+    assert last.min() == 0 < last.max()
+    assert all(level.min() < 0 for level in others)  # which end in a norm
 
 
 LOGITS, LABELS = torch.randn(2, 3, 4, 5), torch.randint(0, 3, (2, 4, 5))

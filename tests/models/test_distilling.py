@@ -1,5 +1,6 @@
 """How a backbone is distilled: rates, decay, clipping, passes over the images, and the losses."""
 
+import copy
 import itertools
 import math
 from unittest import mock
@@ -7,12 +8,12 @@ from unittest import mock
 import pytest
 import torch
 from mmengine.dataset import DefaultSampler
-from test_hybrids import images, pair, tasks
+from test_hybrids import HOSTS, build, images, pair, tasks
 from torch import nn
 from torch.utils.data import DataLoader
 
 from mmlaplace import linearizing
-from mmlaplace.linearizing import distilling, hybrids
+from mmlaplace.linearizing import distilling, hybrids, losses
 
 
 def fitted(loss_of, steps, layer=None, **schedule):
@@ -92,6 +93,18 @@ def test_the_logits_are_compared_by_the_divergence_from_the_old_ones_in_each_ima
         of_maps = hybrids.maps_loss(*maps)
     assert max(of_images) > 0.1
     assert (loss - of_maps).item() == pytest.approx(sum(of_images) / 4, rel=1e-3)  # logs of fp32
+
+
+def test_in_shifted_windows_an_attention_that_takes_masks_learns_with_the_old_ones():
+    """A copy of the old attentions has nothing to learn."""
+    old = build(HOSTS['Swin'])
+    places = list(linearizing.softmax_places(old))
+    x = torch.randn(1, 3, 64, 64)
+    with losses.calls_recorded(old, places) as calls, torch.no_grad():
+        old(x)
+    assert any('mask' in options for _, options, _ in calls.values())
+    # Squares of roundings of fp32.
+    assert linearizing.layer_loss(copy.deepcopy(old), old, places, x) < 1e-12
 
 
 def test_an_attention_learns_from_other_images_than_those_that_measure_it():

@@ -94,6 +94,26 @@ def test_a_hybrid_keeps_changed_options_of_softmax():
     assert [(b.attn.window_size, b.attn.shifted) for b in blocks] == [(4, False), (4, True)]
 
 
+@pytest.mark.parametrize(
+    ('keep', 'attention', 'stays'),
+    [
+        ((), 'AgentAttention', False),
+        ((0,), 'AgentAttention', True),
+        ((2,), 'AgentAttention', False),  # the global block
+        ((0, 2), 'InLineAttention:1', True),
+        ((), 'InLineAttention:1-2', True),  # the first is in no plan
+    ],
+)
+def test_windows_stay_where_softmax_with_windows_stays(keep, attention, stays):
+    cfg = dict(HOSTS['DINOv2'], window_size=2, global_blocks=[2])
+    old = build(cfg)
+    places = list(linearizing.softmax_places(old))
+    plan = linearizing.attention_plan(places, [attention])
+    made = linearizing.linear_config(cfg, old, plan, keep=[places[n] for n in keep])
+    assert [name in made for name in ('window_size', 'global_blocks')] == [stays] * 2
+    assert any(getattr(b.attn, 'window_size', 0) for b in build(made).stages[0].blocks) == stays
+
+
 HARMS = dict(zip('abcd', (0.4, 0.1, 0.02, 0.08)))
 COSTS = dict(
     whole=dict(softmax=20.0, linear=13.5),
@@ -194,6 +214,9 @@ def test_an_interrupted_search_goes_on_and_other_content_is_refused(tmp_path, mo
     assert timer.call_count == 2 * count and measured.call_count == harms
     with pytest.raises(ValueError, match='take another --work-dir, or remove that file'):
         search(attention='other')
+    for budget, said in ((0.5, 'budget 0.5 cannot be met'), (7, 'above 0 and at most 1')):
+        with pytest.raises(ValueError, match=said):  # by the costs, of clocks that stand still
+            linearizing.check_reachable(found['costs'], budget)
     with torch.no_grad():
         next(old.parameters()).add_(1)  # trained on, under the same name
     with pytest.raises(ValueError, match='take another --work-dir, or remove that file'):
@@ -376,6 +399,7 @@ def of_one_rank(rank, folder):
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_two_processes_are_one_with_large_batches_and_the_first_writes(tmp_path):
     torch.multiprocessing.spawn(of_one_rank, (tmp_path,), nprocs=2)

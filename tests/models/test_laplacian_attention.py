@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import doubles, make_attention
 
-from mmlaplace.models import LaplacianAttention
+from mmlaplace.models import KernelAttention, LaplacianAttention
 from mmlaplace.ops import gaussian_kernel, laplacian_kernel, use_backend
 
 SOLVERS = ('newton_schulz', 'cholesky', 'conjugate_gradient')
@@ -18,9 +18,11 @@ def build(hw_shape=(5, 6), **options):
 
 def dense_kernel(attention, q, k, hw_shape, kernel):
     """The N x N matrix of the kernel by landmarks, with every factor written out."""
-    q, k = (attention.rotary(x, hw_shape) for x in (q, k))
+    prefix = attention.num_prefix_tokens
+    maps = [attention.rotary(x[:, :, prefix:], hw_shape) for x in (q, k)]
+    q, k = (torch.cat([x[:, :, :prefix], turned], 2) for x, turned in zip((q, k), maps))
     k_of, bandwidth = KERNELS[kernel]
-    of_queries, of_keys = (attention.landmarks(x, hw_shape) for x in (q, k))
+    of_queries, of_keys = (attention.landmarks(x, hw_shape) for x in maps)
     if attention.landmarks_from == 'queries':
         of_keys = of_queries
     elif attention.landmarks_from == 'keys':
@@ -127,6 +129,43 @@ def test_every_reading_of_the_whitening_is_its_dense_formula(
     outs = attention.mix(*inputs, hw_shape), dense
     # As above.
     assert_equal_with_gradients(outs, inputs + parameters, 1e-8)
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        dict(whitening='literal', solver='newton_schulz'),
+        dict(whitening='none', kernel='gaussian'),
+        dict(centred_over='keys'),
+        dict(centred_over='both', landmarks_from='both'),
+        dict(normalization='rows'),
+        dict(normalization='rows', landmarks_from='queries', rope_form='centred'),
+        dict(normalization='rows', landmarks_from='both'),
+    ],
+    ids=str,
+)
+def test_prefix_tokens_are_in_the_dense_formula_and_in_no_landmark(options):
+    attention, hw_shape = build(num_landmarks=4, num_prefix_tokens=3, **options), (5, 6)
+    inputs = [tensor.requires_grad_() for tensor in doubles(3, 2, 2, 33, 8)]
+    kernel = options.get('kernel', 'laplacian')
+    with use_backend('reference'):
+        if options.get('normalization') == 'rows':
+            gram = dense_kernel(attention, *inputs[:2], hw_shape, kernel)
+            dense = gram / gram.sum(-1, keepdim=True) @ inputs[2]
+        else:
+            forms = attention.whitening or 'none', attention.centred_over
+            dense = dense_mix(attention, *inputs, hw_shape, kernel, *forms)
+    outs = attention.mix(*inputs, hw_shape), dense
+    # As above. Sums of rows come close to zero with landmarks of both.
+    assert_equal_with_gradients(outs, inputs, 1e-6)
+
+
+def test_prefix_tokens_count_where_gamma_starts():
+    options = dict(normalization='whitened', num_prefix_tokens=4)
+    for cls in (LaplacianAttention, KernelAttention):
+        gamma = cls(64, 2, (12, 16), **options).gamma
+        torch.testing.assert_close(gamma.data, torch.full((2,), 14.0))
 
 
 def test_newtons_start_as_printed_does_not_converge():

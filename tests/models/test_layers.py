@@ -286,6 +286,23 @@ def test_a_norm_that_is_checkpointed_alone_knows_the_last_forward_of_a_batch_tha
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize('way', WAYS)
+@pytest.mark.parametrize('first', [0, 1])
+@pytest.mark.filterwarnings('ignore:.*use_reentrant')
+def test_a_batch_that_passes_twice_takes_the_share_of_each_pass(way, first):
+    x, found = doubles(2, 12, 8), []
+    for compute in (kept, way):
+        torch.manual_seed(0)
+        block = with_prepbn(False, steps=2)
+        images = [x.clone().requires_grad_() for _ in range(2)]
+        outs = [compute(block, image).square().sum() for image in images]
+        for out in (outs[first], outs[1 - first]):  # in both orders
+            out.backward()
+        found.append([p.grad for p in block.parameters()] + [image.grad for image in images])
+    assert (found[0][-1] - found[0][-2]).abs().max() > 0.01  # as the shares are 0 and 0.5
+    torch.testing.assert_close(*found)
+
+
 def test_forwards_are_remembered_on_their_own_device_and_by_no_copy_on_a_disk():
     norm = PRepBN(8, steps=3)
     for _ in range(100):

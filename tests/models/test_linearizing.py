@@ -5,12 +5,14 @@ import functools
 import itertools
 import json
 import re
+import shutil
 import sys
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
-from conftest import CLASSIFICATION, ROOT, micro_config, run_script, toolbox_model
+from conftest import CLASSIFICATION, ROOT, load_tool, micro_config, run_script, toolbox_model
 from mmengine.config import Config
 from mmengine.dataset import InfiniteSampler
 from mmengine.registry import MODELS
@@ -23,7 +25,7 @@ from mmlaplace.checkpoints import load_weights
 from mmlaplace.linearizing import distilling
 
 
-@pytest.mark.parametrize('host', ['SigLIP', 'PVTv2', 'Swin'])
+@pytest.mark.parametrize('host', ['SigLIP', 'DeiT', 'DINOv2 with registers', 'PVTv2', 'Swin'])
 @pytest.mark.parametrize('name', ['FLattenAttention', 'PolaAttention'])
 def test_all_weights_but_those_of_new_parts_are_kept(host, name):
     old = build(HOSTS[host])
@@ -86,7 +88,10 @@ KEEP = functools.partial(linearizing.softmax_blocks, 'abcd')
     [
         (lambda: per_block(None), 'one entry for each of the 3 blocks .* got 1'),
         (lambda: build(dict(HOSTS['DeiT'], attn_cfg=dict(per_block=LINEAR))), 'a list .* got {'),
-        (lambda: per_block(LINEAR, None, None), 'the class token needs an attention that takes'),
+        (
+            lambda: per_block(dict(type='MHLAAttention'), None, None),
+            'the class token needs an attention that takes .*: its blocks are of the rows',
+        ),
         (lambda: per_block(dict(power=2), None, None), "SoftmaxAttention has no option 'power'"),
         (
             lambda: build(dict(HOSTS['Swin'], attn_cfg=dict(attn_cfg=dict(per_block=[None])))),
@@ -178,6 +183,16 @@ def test_batches_go_on_after_those_that_were_seen_and_none_is_an_error():
     assert taken(5, 4) == taken(0, 9)[5:]
     with pytest.raises(ValueError, match='the 20 images .* no whole batch; lower its batch_size'):
         distilling.image_batches(model, DataLoader(data, 32, drop_last=True))
+
+
+def test_stages_that_a_config_freezes_learn_here_and_are_frozen_afterwards():
+    cfg = Config.fromfile(micro_config('laplacianformer'))
+    cfg.model.backbone = dict(HOSTS['PVTv2'], out_indices=-1, frozen_stages=2)
+    cfg.model.head.in_channels = 64
+    args = SimpleNamespace(attention=['FLattenAttention'], options={}, seed=0, backbone_only=False)
+    swapped, new, _ = load_tool('tools/linearize.py').swapped(cfg, toolbox_model(cfg), args)
+    assert all(parameter.requires_grad for parameter in new.backbone.parameters())
+    assert swapped.model.backbone.frozen_stages == 2
 
 
 @pytest.mark.slow
@@ -297,6 +312,23 @@ def test_the_tool_writes_a_model_that_loads_and_names_what_is_wrong(classifier, 
         assert result.stderr.strip().splitlines()[-1].startswith('linearize.py: error: ')
 
 
+def test_labels_that_the_head_lacks_are_told_where_the_tool_reads_labels(classifier, tmp_path):
+    shutil.copytree(tmp_path / 'data/train/09', tmp_path / 'data/train/10')
+    words = (*classifier, '--attention', 'LinearAttention', '--layer-steps', 0, '--whole-steps', 1)
+
+    def run(name, *options):
+        return run_script(
+            ROOT / 'tools/linearize.py', *words, '--work-dir', tmp_path / name, *options
+        )
+
+    told = run('task', '--loss', 'task')
+    assert told.returncode and 'Traceback' not in told.stderr
+    last = told.stderr.strip().splitlines()[-1]
+    assert 'has the label 10, and the head has num_classes=10' in last
+    assert not (tmp_path / 'task').exists()
+    assert run('maps').returncode == 0
+
+
 @pytest.mark.thorough
 def test_the_tool_runs_in_two_processes(classifier, tmp_path):
     result = run(
@@ -371,14 +403,17 @@ def test_a_dinov2_of_timm_becomes_a_hybrid_backbone_with_its_tokens(noise_images
             *options,
         )
 
-    agent = ('--attention', 'AgentAttention', '--options', 'num_landmarks=4')
-    assert '--backbone-only takes the backbone' in run(*agent).stderr
-    result = run(*agent, '--backbone-only', '--keep-blocks', 1)
+    new = ('--attention', 'AgentAttention:0', '--attention', 'LaplacianAttention:2')
+    new += ('--options', 'num_landmarks=4')
+    assert '--backbone-only takes the backbone' in run(*new).stderr
+    result = run(*new, '--backbone-only')
     assert result.returncode == 0, result.stderr
     made = Config.fromfile(tmp_path / 'out/linearized.py').model.backbone
     hybrid = MODELS.build(made)
     hybrid.init_weights()  # from the checkpoint, as tools/train.py does
     assert softmax_of(hybrid) == ['stages.0.blocks.1.attn']
+    kinds = [type(block.attn).__name__ for block in hybrid.stages[0].blocks]
+    assert kinds == ['AgentAttention', 'SoftmaxAttention', 'LaplacianAttention']
     plain = MODELS.build(dict(cfg.model.backbone, init_cfg=None))
     load_weights(plain, tmp_path / 'released.pth')
     own = hybrid.state_dict()

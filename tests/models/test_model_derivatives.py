@@ -46,7 +46,7 @@ def moved(module, by=0.05):
     return module.eval()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6, 6)
 @each(SMOOTH)
 def test_second_derivatives_are_those_of_small_steps(cfg, plain_softmax):
     attention = small(cfg)

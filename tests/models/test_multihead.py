@@ -114,6 +114,34 @@ def test_softmax_is_that_of_torch_with_all_masks_and_weights():
     torch.testing.assert_close(ours(*one, padding[0]), theirs(*one, padding[0]))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize('average', [True, False])
+@pytest.mark.parametrize('hide', ['padding', 'pairs', 'floats'])
+def test_a_query_that_sees_no_key_has_no_values_and_no_weights_where_torch_has_nan(hide, average):
+    theirs = nn.MultiheadAttention(C, HEADS, batch_first=True).eval()
+    nn.init.normal_(theirs.out_proj.bias)
+    ours = LinearMultiheadAttention.from_multihead_attention(theirs, dict(type='SoftmaxAttention'))
+    q, k = torch.randn(2, 4, C), torch.randn(2, 5, C)
+    hidden = torch.zeros(2, HEADS, 4, 5, dtype=torch.bool)  # by image, head, query and key
+    if hide == 'padding':
+        hidden[1] = True
+        options = dict(key_padding_mask=hidden[:, 0, 0])
+    else:
+        hidden[0, 1, 2] = True
+        mask = hidden.flatten(0, 1)
+        floats = torch.zeros(mask.shape).masked_fill(mask, float('-inf'))
+        options = dict(attn_mask=mask if hide == 'pairs' else floats)
+    out, weights = ours(q, k, k, average_attn_weights=average, **options)
+    plain, _ = theirs(q, k, k, need_weights=False, **options)
+    torch.testing.assert_close(out, plain)
+    broken, expected = theirs(q, k, k, average_attn_weights=average, **options)
+    assert broken.isnan().any() and expected.isnan().any()
+    if average:  # of the heads that see a key, over all heads
+        _, alone = theirs(q, k, k, average_attn_weights=False, **options)
+        expected = alone.nan_to_num().mean(1)
+    torch.testing.assert_close(weights, expected.nan_to_num())
+
+
 @pytest.mark.parametrize('sizes', [{}, dict(vdim=40)], ids=['one weight', 'three weights'])
 @pytest.mark.parametrize('name', [n for n in NAMES if not MODELS.get(n).no_multihead])
 def test_every_parameter_gets_a_gradient_in_every_batch(name, sizes):
@@ -269,6 +297,20 @@ def test_autocast_no_images_and_gradients_are_as_in_our_attentions(name):
         out.sum().backward()
         assert out.shape == some.shape
         assert not some.shape[1] or all(w.grad.isfinite().all() for w in module.parameters())
+
+
+@torch.no_grad()
+def test_queries_that_are_hashed_are_not_rounded_under_autocast():
+    """EcoFormer takes signs of them, some of which would turn."""
+    module = LinearMultiheadAttention(
+        C, HEADS, batch_first=True, attn_cfg=dict(type='EcoFormerAttention')
+    )
+    x = torch.randn(4, 200, C)
+    exact, _ = module(x, x, x)
+    with torch.autocast('cpu', torch.bfloat16):
+        rounded, _ = module(x, x, x)
+    # Roundings of values and outputs, of 2^-9 each.
+    assert (rounded - exact).norm() < 2**-8 * exact.norm()
 
 
 class Alone(nn.ModuleDict):

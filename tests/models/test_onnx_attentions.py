@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import OnMap, fast_with, quiet_init, registered
+from conftest import OnMap, quiet_init, registered
 from mmengine.registry import MODELS
 
 from mmlaplace.models import BaseAttention
@@ -32,7 +32,8 @@ def check(module, channels, hw_shape, axes, sizes, dtype=torch.float32):
         assert_alike(run(x), expected)
 
 
-@pytest.mark.parametrize('name', fast_with(ATTENTIONS, 'LaplacianAttention'))
+@pytest.mark.sampled(3, 3)
+@pytest.mark.parametrize('name', ATTENTIONS)
 def test_an_attention_leaves_for_any_batch_and_size(name):
     sizes = dict(embed_dims=32, num_heads=2, input_resolution=(8, 8))
     module = OnMap(MODELS.build(dict(type=name, **sizes)))
@@ -45,6 +46,34 @@ def test_an_attention_leaves_for_any_batch_and_size(name):
     check(module, 32, (9, 10), {0: 'batch', 2: 'height', 3: 'width'}, others, dtype)
 
 
+class BehindTokens(torch.nn.Module):
+    """An attention of a map behind learned tokens, which gives all of them."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+        prefix = attention.num_prefix_tokens
+        self.first = torch.nn.Parameter(torch.randn(1, prefix, attention.embed_dims))
+
+    def forward(self, x):
+        tokens = torch.cat(
+            [self.first.expand(x.shape[0], -1, -1), x.flatten(2).transpose(1, 2)], dim=1
+        )
+        return self.attention(tokens, x.shape[2:])
+
+
+# Landmarks of the map, and rotary positions inside of an op; positions of keys; those of features.
+@pytest.mark.parametrize('name', ['LaplacianAttention', 'PolaAttention', 'MALAAttention'])
+def test_class_tokens_leave_with_the_map(name):
+    sizes = dict(embed_dims=32, num_heads=2, input_resolution=(8, 8))
+    module = BehindTokens(MODELS.build(dict(type=name, num_prefix_tokens=3, **sizes)))
+    for parameter in module.parameters():
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    others = [(1, 9, 10), (3, 11, 13), (2, 4, 5)]
+    check(module, 32, (9, 10), {0: 'batch', 2: 'height', 3: 'width'}, others)
+
+
+@pytest.mark.sampled(3, 3)
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['LaplacianFormer', 'SOFT', 'PolaFormerSwin'])
 def test_a_backbone_leaves_for_any_batch(name):

@@ -53,6 +53,24 @@ def test_linears_start_small_and_norms_as_the_identity(name):
             assert (module.weight == 1).all() and not module.bias.any(), path
 
 
+@pytest.mark.parametrize(
+    ('cfg', 'tables'),
+    [
+        (dict(type='AgentAttention', num_landmarks=49), 'gather_map spread_rows'),
+        (dict(type='SoftmaxAttention', relative_bias=True), 'relative_bias'),
+        (dict(type='SoftmaxAttention', sr_ratio=2, key_positions=True), 'key_positions'),
+        (dict(type='TTTAttention'), 'w1 w2 w3'),
+    ],
+    ids=name_of,
+)
+def test_tables_of_attentions_start_as_linears_do(cfg, tables):
+    attention = MODELS.build(dict(cfg, embed_dims=64, num_heads=2, input_resolution=(14, 14)))
+    attention.init_weights()
+    for name in tables.split():
+        values = getattr(attention, name)
+        assert abs(values.std().item() - LINEAR_STD) < 5 * LINEAR_STD / (2 * values.numel()) ** 0.5
+
+
 def own_norms(module, kind) -> list:
     """The norms of this class that are no part of an attention."""
     if isinstance(module, BaseAttention):
@@ -124,10 +142,13 @@ def test_act_cfg_sets_the_activation_of_every_ffn(name):
         (dict(type='SOFT', out_type='cls_token'), r'=\(3,\), .* got out_indices=\(0, 1, 2, 3\)'),
         (dict(type='SOFT', out_type='cls_token', with_cls_token=False), 'needs a class token'),
         (
-            dict(type='SOFT', attn_cfg=[None] * 3 + [dict(rope=True)]),
-            r'_tokens=1 .*rope=.*\(True\)',
+            dict(type='ViT', attn_cfg=dict(type='SoftmaxAttention', relative_bias=True)),
+            r'_tokens=1 have no offsets .*relative_bias=False \(got True\)',
         ),
-        (dict(type='SOFT', attn_cfg=dict(type='PolaAttention')), "got 'PolaAttention'"),
+        (
+            dict(type='SOFT', attn_cfg=dict(type='LargeKernelAttention')),
+            "'LargeKernelAttention' does not: it is a convolution of the map",
+        ),
         (dict(type='ViT', with_dist_token=True, with_cls_token=False), 'True needs a class token'),
         (dict(type='DINOv2', num_registers=-1), 'num_registers must be .* got -1'),
         (dict(type='SwinV2', pretrained_windows=(12, 12)), r'pretrained_win.* got \(12, 12\)'),

@@ -69,15 +69,34 @@ FAMILIES_OF_TIMM = (
     'deit_',
     'deit3_',
     'dinov2_',
+    'dinov3_',
     'efficientvit_',
+    'eva02_',
     'mobilevitv2_',
     'pvt_v2_',
     'siglip_',
+    'siglip2_',
     'swiftformer_',
     'swin_',
     'swinv2_',
     'xcit_',
 )
+
+
+def test_a_model_of_timm_keeps_its_name():
+    own = timm.models.model_entrypoint('pvt_v2_b0')
+    ours = mmlaplace.timm.MODELS['laplacianformer_micro']
+    with pytest.warns(UserWarning, match='its own pvt_v2_b0, which mmlaplace does not replace'):
+        mmlaplace.timm._register('pvt_v2_b0', ours)
+    assert timm.models.model_entrypoint('pvt_v2_b0') is own
+
+
+def test_the_settings_of_a_longer_start_of_a_name_win():
+    settings = {'a_b': dict(crop_pct=0.95), 'a': dict(crop_pct=0.9, mean=(0.5,) * 3)}
+    family = mock.Mock(timm=settings, licence='MIT')
+    expected = dict(crop_pct=0.95, mean=(0.5,) * 3, license='mit')
+    assert mmlaplace.timm._settings(family, 'a_b_tiny') == expected
+    assert mmlaplace.timm._settings(family, 'a_tiny')['crop_pct'] == 0.9
 
 
 def test_every_model_that_timm_lacks_is_one():
@@ -131,6 +150,7 @@ PUBLISHED_KINDS = (
 )
 
 
+@pytest.mark.sampled(3, 3)
 @pytest.mark.parametrize('name', PUBLISHED_KINDS)
 def test_a_published_model_has_the_tensors_of_its_file(name):
     with torch.device('meta'):
@@ -274,6 +294,8 @@ def test_all_tokens_of_no_place_come_with_features_and_two_class_tokens_are_refu
     x = torch.randn(2, 3, 28, 42)
     features = model.forward_intermediates(x, return_prefix_tokens=True, intermediates_only=True)
     assert [tuple(tokens.shape) for _, tokens in features] == [(2, 5, 12)] * 2
+    out, features = model.forward_intermediates(x, norm=True, return_prefix_tokens=True)
+    torch.testing.assert_close(features[-1][1], out[:, :5], **SAME)  # the first ones
     with pytest.raises(ValueError, match='with_dist_token=True has two class tokens'):
         mmlaplace.timm.TimmClassifier(ViT, 'tiny', with_dist_token=True)
 
@@ -296,6 +318,13 @@ def test_pools_take_the_class_token_or_the_others(model, images):
     assert model.num_classes == 4 and model.get_classifier().out_features == 4
 
 
+@pytest.mark.parametrize('name', [FAST])
+def test_hooks_of_the_head_act(model, images):
+    hooked = copy.deepcopy(model)
+    hooked.head.register_forward_hook(lambda head, inputs, out: 2 * out)
+    torch.testing.assert_close(hooked(images), 2 * model(images), **SAME)
+
+
 def test_options_reach_the_backbone_and_unknown_ones_are_refused():
     rates = dict(drop_rate=0.1, proj_drop_rate=0.2, drop_path_rate=0.3)
     model = create(FAST, in_chans=1, attn_cfg=dict(num_landmarks=9), with_cp=True, **rates)
@@ -309,6 +338,32 @@ def test_options_reach_the_backbone_and_unknown_ones_are_refused():
             create(FAST, **{option: 1})
     with pytest.raises(ValueError, match=r'scriptable=True cannot be had.*torch\.export'):
         create(FAST, scriptable=True)
+
+
+def test_dropout_of_the_head_acts_in_training_alone():
+    torch.manual_seed(0)
+    model = create(FAST, num_classes=7, drop_rate=0.5)
+    features = torch.ones(1, model.num_features, 1, 1)
+    dropped = model.forward_head(features, pre_logits=True)
+    assert sorted(dropped.unique().tolist()) == [0, 2]
+    assert (model.eval().forward_head(features, pre_logits=True) == 1).all()
+
+
+@pytest.mark.parametrize('name', [FAST])
+def test_coarse_groups_are_stages(model):
+    groups = timm.models.group_parameters(model, model.group_matcher(coarse=True), reverse=True)
+    of_blocks = {name: depth for name, depth in groups.items() if '.blocks.' in name}
+    stages = {int(name.split('.')[2]) for name in of_blocks}
+    depths = {(int(name.split('.')[2]), depth) for name, depth in of_blocks.items()}
+    assert len(depths) == len(stages) == 4
+
+
+def test_what_a_user_overlays_stays_beside_the_released_file(monkeypatch):
+    monkeypatch.setattr(mmlaplace.timm, 'released_place', lambda address: 'file.pth')
+    with mock.patch.object(mmlaplace.timm, 'build_model_with_cfg') as build:
+        timm.create_model('ravlt_tiny', pretrained=True, pretrained_cfg_overlay=dict(crop_pct=0.5))
+    overlay = build.call_args.kwargs['pretrained_cfg_overlay']
+    assert overlay['crop_pct'] == 0.5 and overlay['file'] == 'mmlaplace://ravlt-tiny'
 
 
 @each_kind

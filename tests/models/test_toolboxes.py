@@ -52,7 +52,7 @@ def detections(*shapes):
     return data
 
 
-@pytest.mark.sampled(5, 11)
+@pytest.mark.sampled(8, 8)
 @pytest.mark.parametrize(
     ('toolbox', 'settings', 'loss', 'data'),
     [

@@ -188,6 +188,7 @@ def name_parts(model) -> None:
     turn_on_activation_checkpointing(model, sorted(names))
 
 
+@pytest.mark.sampled(3, 3)
 @every(*MODELS)
 @pytest.mark.parametrize('way', [wrap, name_parts])
 @pytest.mark.filterwarnings('ignore:.*use_reentrant')

@@ -195,9 +195,13 @@ def test_choices_of_experts_are_those_of_their_landmarks(prefix):
 
 def test_a_class_token_has_no_convolution_in_mita():
     attention, x = build('MiTAAttention', num_prefix_tokens=1, lepe_kernel=3), doubles(1, 21, 16)
-    local = attention.local_branch(x, x, (4, 5))
-    assert not local[:, 0].any()
-    torch.testing.assert_close(local[:, 1:], attention.lepe(x[:, 1:], (4, 5)), **CLOSE)
+    values = attention.project(x, (4, 5)).v
+    out = attention(x, (4, 5))
+    lepe, attention.lepe = attention.lepe, None
+    mixed = attention(x, (4, 5))
+    torch.testing.assert_close(out[:, :1], mixed[:, :1], **CLOSE)
+    local = lepe(values[:, 1:], (4, 5)) @ attention.proj.weight.mT
+    torch.testing.assert_close(out[:, 1:], mixed[:, 1:] + local, **CLOSE)
 
 
 # ---- PolaFormer's attention, its deformable filters and its signed powers

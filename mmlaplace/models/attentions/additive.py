@@ -30,7 +30,8 @@ class AdditiveAttention(BaseAttention):
     adds its own residual branch too.
 
     Args:
-        embed_dims, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, input_resolution, num_prefix_tokens, init_cfg: As in :class:`BaseAttention`.
+            Prefix tokens are in all sums.
         num_heads: Must divide ``embed_dims``, and has no other effect.
         expansion: Ratio of the channels of queries and keys to those of the output. The authors
             call it heads, and their models have 1. Default: 1.
@@ -55,6 +56,7 @@ class AdditiveAttention(BaseAttention):
     """
 
     mixes_tokens = False
+    no_prefix_tokens = ''
     tested_options = (dict(expansion=2),)
 
     def __init__(
@@ -64,9 +66,10 @@ class AdditiveAttention(BaseAttention):
         input_resolution: Tuple[int, int],
         expansion: int = 1,
         out_dims: Optional[int] = None,
+        num_prefix_tokens: int = 0,
         init_cfg: Union[dict, List[dict], None] = None,
     ) -> None:
-        super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
+        super().__init__(embed_dims, num_heads, input_resolution, init_cfg, num_prefix_tokens)
         out_dims = embed_dims if out_dims is None else out_dims
         check_counts(expansion=expansion, out_dims=out_dims)
         channels = expansion * out_dims

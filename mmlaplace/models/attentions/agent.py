@@ -7,6 +7,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from ..layers import map_to_tokens, resize_map, softmax_attention, tokens_to_map
+from ..layers.drawing import draw_normal_
 from ..layers.landmarks import Landmarks
 from .base import QKVAttention
 from .frame import Frame
@@ -69,19 +70,16 @@ class AgentAttention(QKVAttention):
     For each agent, a bias is a 7 x 7 map resized to the tokens, plus one term for each row and one
     for each column. These terms are stored for ``input_resolution`` and resized bilinearly for
     other maps. The parameters ``gather_*`` are the biases :math:`B_1` of the agents at the keys,
-    ``spread_*`` the biases :math:`B_2` of the queries at the agents.
+    ``spread_*`` the biases :math:`B_2` of the queries at the agents. Each prefix token has biases
+    of its own. Agents are of the map alone.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         num_landmarks: Number a of agents, a square. Default: 49; PVT's stages have 9, 16, 49, 49.
         agent_shape: Rows and columns of the agents. Biases are stored for a square of
             ``num_landmarks`` agents, and resized bilinearly to another shape. Default: the square.
-        num_prefix_tokens: Tokens before those of the map, such as a class token. Each has biases
-            of its own. Agents and the convolution leave them out. Default: 0.
         **frame: Fields of :class:`Frame` that differ from ``Frame(qkv='q_kv', lepe_kernel=3)``.
-
-    Raises:
-        ValueError: If prefix tokens are combined with what needs the keys to be a map.
 
     Cost: NCm to mix; 4C² + 9C + 98h(49 + H + W) weights.
 
@@ -100,6 +98,7 @@ class AgentAttention(QKVAttention):
     frame = Frame(qkv='q_kv', lepe_kernel=3)
     no_multihead = 'its agents and biases are of the rows and columns of a map'
     mixes_queries = True
+    no_prefix_tokens = ''
     tested_options = (dict(num_landmarks=9, sr_ratio=2), dict(agent_shape=(2, 5), rope=True))
 
     def __init__(
@@ -109,19 +108,10 @@ class AgentAttention(QKVAttention):
         input_resolution: Tuple[int, int],
         num_landmarks: int = 49,
         agent_shape: Optional[Tuple[int, int]] = None,
-        num_prefix_tokens: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
-        self.num_prefix_tokens = num_prefix_tokens
         self.landmarks = Agents(num_landmarks, agent_shape)
-        frame = self.frame
-        if num_prefix_tokens and (frame.rope or frame.key_positions or frame.sr_ratio > 1):
-            raise ValueError(
-                f'num_prefix_tokens={num_prefix_tokens} have no place on a map; set rope=False '
-                f'(got {frame.rope}), key_positions=False ({frame.key_positions}) and sr_ratio=1 '
-                f'({frame.sr_ratio})'
-            )
         self.add_biases('gather', num_landmarks, self.kv_shape(self.input_resolution))
         self.add_biases('spread', num_landmarks, self.input_resolution)
 
@@ -133,7 +123,7 @@ class AgentAttention(QKVAttention):
             sizes['prefix'] = (self.num_prefix_tokens,)
         for part, size in sizes.items():
             table = torch.zeros(self.num_heads, agents, *size)
-            nn.init.trunc_normal_(table, std=0.02)
+            draw_normal_(table)
             self.register_parameter(f'{name}_{part}', nn.Parameter(table))
 
     def bias(self, name: str, hw_shape: Tuple[int, int]) -> Tensor:
@@ -159,9 +149,8 @@ class AgentAttention(QKVAttention):
         """The convolution of V. Before it, a reduced map is resized bilinearly."""
         if self.lepe is None:
             return None
-        of_map = v[:, self.num_prefix_tokens :]
-        maps = resize_map(tokens_to_map(of_map, self.kv_shape(hw_shape)), hw_shape)
-        return self.after_prefix(self.lepe(map_to_tokens(maps), hw_shape))
+        maps = resize_map(tokens_to_map(v, self.kv_shape(hw_shape)), hw_shape)
+        return self.lepe(map_to_tokens(maps), hw_shape)
 
     def resize_weight(self, name: str, value: Tensor) -> Tensor:
         """The biases of a checkpoint, resized to the agents and the map of this module."""

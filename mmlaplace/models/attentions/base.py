@@ -1,6 +1,6 @@
 from abc import abstractmethod
 from dataclasses import fields, replace
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Type, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Type, Union
 
 import torch
 import torch.nn as nn
@@ -19,6 +19,7 @@ from ..layers import (
     resize_map,
     tokens_to_map,
 )
+from ..layers.drawing import draw_normal_
 from .frame import QKV_FORMS, Frame
 
 
@@ -36,6 +37,8 @@ class BaseAttention(KnownOptions, BaseModule):
             parameters that are initialised or stored for that size. The forward accepts other
             sizes.
         init_cfg: As in mmengine. Default: none.
+        num_prefix_tokens: Tokens before those of the map, such as a class token and registers. The
+            host sets it. Only classes with ``no_prefix_tokens = ''`` have this option. Default: 0.
 
     Attributes:
         accepts_mask: Whether the forward takes a boolean ``mask`` of the keys that each query
@@ -49,13 +52,16 @@ class BaseAttention(KnownOptions, BaseModule):
             key')``.
         no_multihead: Why :class:`LinearMultiheadAttention` cannot have the class's mixing rule, or
             ``''`` if it can: ``'its stripes are rows and columns of a map'``.
+        no_prefix_tokens: Why the class takes no class token and no registers, which have no place
+            on a map, or ``''`` if it does.
         same_tokens: Why keys must be of the same tokens as the queries, or ``''``.
         mixes_queries: Whether an output depends on other queries than its own.
         parts_in_fp32: Names of the submodules that compute in fp32 under any autocast.
 
     Raises:
         TypeError: For an unknown option. The message names the known options.
-        ValueError: If ``num_heads`` does not divide ``embed_dims``.
+        ValueError: If ``num_heads`` does not divide ``embed_dims``, or for ``num_prefix_tokens``
+            that is no integer of at least 0.
     """
 
     accepts_mask = False
@@ -63,6 +69,7 @@ class BaseAttention(KnownOptions, BaseModule):
     tested_options: Tuple[dict, ...] = ()
     not_promised: Dict[str, str] = {}
     no_multihead = 'it has one input, and no queries, keys and values of a caller'
+    no_prefix_tokens = "its class does not set no_prefix_tokens = ''"
     same_tokens = ''
     mixes_queries = False
     parts_in_fp32: Tuple[str, ...] = ()
@@ -73,6 +80,7 @@ class BaseAttention(KnownOptions, BaseModule):
         num_heads: int,
         input_resolution: Tuple[int, int],
         init_cfg: Union[dict, List[dict], None] = None,
+        num_prefix_tokens: int = 0,
     ) -> None:
         super().__init__(init_cfg)
         if num_heads < 1 or embed_dims % num_heads:
@@ -88,21 +96,30 @@ class BaseAttention(KnownOptions, BaseModule):
             )
         height, width = input_resolution
         self.input_resolution = height, width
+        if type(num_prefix_tokens) is not int or num_prefix_tokens < 0:
+            raise ValueError(
+                f'num_prefix_tokens must be an integer of at least 0, got {num_prefix_tokens!r}'
+            )
+        self.num_prefix_tokens = num_prefix_tokens
+
+    @classmethod
+    def known_options(cls) -> List[str]:
+        """As in the base, with ``num_prefix_tokens`` where the class takes such tokens."""
+        names = super().known_options()
+        return [name for name in names if name != 'num_prefix_tokens' or not cls.no_prefix_tokens]
 
     @abstractmethod
     def forward(
         self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
     ) -> Tensor:
-        """Mix tokens ``(B, N, C)`` of a map ``(H, W)`` with ``N = H * W``."""
+        """Mix tokens ``(B, N, C)`` of a map ``(H, W)`` with ``N = H * W``, behind prefix tokens."""
 
-    def check_token_map(
-        self, x: Tensor, hw_shape: Tuple[int, int], num_prefix_tokens: int = 0
-    ) -> None:
+    def check_token_map(self, x: Tensor, hw_shape: Tuple[int, int]) -> None:
         """Raise a ValueError unless ``x`` is ``(B, num_prefix_tokens + H * W, C)``."""
         height, width = hw_shape
-        tokens = height * width + num_prefix_tokens
+        tokens = height * width + self.num_prefix_tokens
         if x.dim() != 3 or x.shape[1] != tokens or x.shape[2] != self.embed_dims:
-            prefix = f'{num_prefix_tokens} + ' if num_prefix_tokens else ''
+            prefix = f'{self.num_prefix_tokens} + ' if self.num_prefix_tokens else ''
             raise ValueError(
                 f'{type(self).__name__} expects tokens (B, {prefix}H*W, C) = (B, {tokens}, '
                 f'{self.embed_dims}) for hw_shape {tuple(hw_shape)}, got {tuple(x.shape)}'
@@ -154,8 +171,17 @@ class QKVAttention(BaseAttention):
     :meth:`project_out`. A subclass declares its ``frame`` and overrides the steps in which its
     paper differs.
 
+    Prefix tokens, such as a class token and registers, come before the tokens of the map. To the
+    mixing rule, they are queries and keys like the others: its sums run over all tokens. All that
+    needs a place leaves them out. Rotary positions do not turn them, also where the mixing rule
+    turns features. They have no key positions, a spatial reduction keeps them as they are, and
+    convolutions neither read them nor add to them. A mixing rule that takes tokens of a map apart,
+    such as for landmarks, leaves out the first ``self.num_prefix_tokens``. With
+    ``no_prefix_tokens = ''``, a class declares that its rule allows this.
+
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`BaseAttention`.
         **frame: Fields of :class:`Frame` that differ from those of the class. A subclass whose
             queries, values or output have other channels than C gives ``dims`` too, a
             :class:`Dims`. ``num_heads`` must then divide these.
@@ -171,7 +197,6 @@ class QKVAttention(BaseAttention):
     no_multihead = ''
     rotates_features = False
     rotates_in_mix = False
-    num_prefix_tokens = 0
 
     def __init__(
         self,
@@ -179,11 +204,13 @@ class QKVAttention(BaseAttention):
         num_heads: int,
         input_resolution: Tuple[int, int],
         init_cfg: Union[dict, List[dict], None] = None,
+        num_prefix_tokens: int = 0,
         **frame: Any,
     ) -> None:
         dims = frame.pop('dims', None)  # no option of users, so it is not in the signature
         # Where heads have a width of their own, they need not divide C.
-        super().__init__(embed_dims, num_heads if dims is None else 1, input_resolution, init_cfg)
+        dividing = num_heads if dims is None else 1
+        super().__init__(embed_dims, dividing, input_resolution, init_cfg, num_prefix_tokens)
         own = replace(type(self).frame, **frame)
         self.frame = own
         dims = dims or Dims(embed_dims, embed_dims, embed_dims)
@@ -213,7 +240,7 @@ class QKVAttention(BaseAttention):
         self.key_positions = None
         if own.key_positions:
             table = torch.zeros(1, dims.key, *self.kv_shape(self.input_resolution))
-            self.key_positions = nn.Parameter(nn.init.trunc_normal_(table, std=0.02))
+            self.key_positions = nn.Parameter(draw_normal_(table))
         self.rotary = None
         if own.rope:
             self.rotary = RotaryEmbedding2D(self.head_dims, form=own.rope_form)
@@ -256,9 +283,11 @@ class QKVAttention(BaseAttention):
 
     def project(self, x: Tensor, hw_shape: Tuple[int, int]) -> Projected:
         """Tokens ``(B, N, C)`` to queries, keys, values and the gate."""
-        source = x
+        source, prefix = x, self.num_prefix_tokens
         if self.sr is not None:
-            source, _ = self.sr(tokens_to_map(x, hw_shape))
+            source, _ = self.sr(tokens_to_map(x[:, prefix:] if prefix else x, hw_shape))
+            if prefix:
+                source = torch.cat([x[:, :prefix], source], dim=1)
         parts = list(self.qkv(x).split(self.parts, dim=-1))
         gate = parts.pop() if self.frame.gate else None
         if self.kv is not None:
@@ -269,15 +298,17 @@ class QKVAttention(BaseAttention):
             parts.insert(0, parts[0])
         q, k, v = parts
         if self.key_positions is not None:
-            positions = resize_map(self.key_positions, self.kv_shape(hw_shape))
-            k = k + map_to_tokens(positions).to(k.dtype)
+            positions = map_to_tokens(resize_map(self.key_positions, self.kv_shape(hw_shape)))
+            if prefix:
+                positions = self.after_prefix(positions)
+            k = k + positions.to(k.dtype)
         return Projected(q, k, v, gate)
 
     def heads(self, projected: Projected, hw_shape: Tuple[int, int]) -> Tuple[Tensor, ...]:
         """Queries, keys and values by head, ``(B, heads, N or n, d)``, with rotary positions.
 
         With ``rotates_in_mix``, the mixing rule applies ``self.rotary`` to queries and keys
-        instead.
+        instead. Prefix tokens have no place on the map, and are not rotated.
         """
         heads = []
         value_dims = self.dims.value // self.num_heads
@@ -288,11 +319,18 @@ class QKVAttention(BaseAttention):
         rotary = None
         if self.frame.rope_on == 'query_key' and not self.rotates_in_mix:
             rotary = self.rotary
-        if rotary is not None:
-            q = rotary(q, hw_shape)
-        if projected.k is projected.q:
-            return q, q, v
-        return q, k if rotary is None else rotary(k, hw_shape), v
+        shared = projected.k is projected.q
+        if rotary is None:
+            return q, q if shared else k, v
+        turn: Callable = self.turn_behind_prefix if self.num_prefix_tokens else rotary
+        q = turn(q, hw_shape)
+        return q, q if shared else turn(k, hw_shape), v
+
+    def turn_behind_prefix(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        """Tokens ``(B, heads, N, d)`` with rotary positions, behind prefix tokens without any."""
+        assert self.rotary is not None
+        prefix = self.num_prefix_tokens
+        return torch.cat([x[:, :, :prefix], self.rotary(x[:, :, prefix:], hw_shape)], dim=2)
 
     def turn_features(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """Features ``(B, heads, N, d)`` with rotary positions, if the frame has them on features.
@@ -301,6 +339,8 @@ class QKVAttention(BaseAttention):
         """
         if self.rotary is None or self.frame.rope_on != 'features':
             return x
+        if self.num_prefix_tokens:
+            return self.turn_behind_prefix(x, hw_shape)
         return self.rotary(x, hw_shape)
 
     @abstractmethod
@@ -313,21 +353,36 @@ class QKVAttention(BaseAttention):
         """
 
     def local_branch(self, v: Tensor, x: Tensor, hw_shape: Tuple[int, int]) -> Optional[Tensor]:
-        """The local branch ``(B, N, C)`` that is added to the mixed values, or None.
+        """The local branch ``(B, N, C)`` that is added to the mixed values of the map, or None.
 
-        Values of a reduced map are first interpolated linearly along the tokens, as in the authors'
-        code of FLatten and PolaFormer.
+        The values ``v`` are of the tokens of the map, while ``x`` has prefix tokens too. Values of
+        a reduced map are first interpolated linearly along the tokens, as in the authors' code of
+        FLatten and PolaFormer.
         """
         if self.lepe is None:
             return None
         if self.sr is not None:
-            v = F.interpolate(v.transpose(1, 2), x.shape[1], mode='linear').transpose(1, 2)
+            prefix = self.num_prefix_tokens
+            tokens = x.shape[1] - prefix if prefix else x.shape[1]  # a graph would subtract zero
+            v = F.interpolate(v.transpose(1, 2), tokens, mode='linear').transpose(1, 2)
         return self.lepe(v, hw_shape)
+
+    def of_map(self, tokens: Tensor) -> Tensor:
+        """Tokens ``(..., p + N, d)`` without the p prefix tokens, ``(..., N, d)``."""
+        prefix = self.num_prefix_tokens
+        return tokens[..., prefix:, :] if prefix else tokens
 
     def after_prefix(self, tokens: Tensor) -> Tensor:
         """Tokens of the map ``(B, N, C)``, after zeros in place of the prefix tokens."""
         prefix = self.num_prefix_tokens
         return F.pad(tokens, (0, 0, prefix, 0)) if prefix else tokens  # without prefix, a copy
+
+    def local_of_all(self, local: Tensor, v: Tensor) -> Tensor:
+        """The local branch of all tokens, which is zero for prefix tokens.
+
+        Of the map it is ``local``. The values ``v`` are of all tokens.
+        """
+        return self.after_prefix(local)
 
     def apply_gate(self, out: Tensor, gate: Tensor) -> Tensor:
         """The output ``(B, N, C)`` times the gate."""
@@ -350,18 +405,21 @@ class QKVAttention(BaseAttention):
 
         Default: the same.
         """
-        self.check_token_map(x, hw_shape, self.num_prefix_tokens)
+        self.check_token_map(x, hw_shape)
         if mask is not None and not self.accepts_mask:
             self.check_mask(mask)
         projected = self.project(x, hw_shape)  # q, gate: (B, N, C); k, v: (B, n, C)
         q, k, v = self.heads(projected, hw_shape)  # (B, heads, N or n, d)
         options = {} if mask is None else dict(mask=mask)
         out = self.mix(q, k, v, hw_shape, **options).transpose(1, 2).flatten(2)  # (B, N, C)
-        local = self.local_branch(projected.v, x if source is None else source, hw_shape)
+        prefix = self.num_prefix_tokens
+        of_map = projected.v[:, prefix:] if prefix else projected.v
+        local = self.local_branch(of_map, x if source is None else source, hw_shape)
+        if local is not None and prefix:
+            local = self.local_of_all(local, projected.v)
         out = out if local is None else out + local
         if self.second_lepe is not None:
-            v = projected.v[:, self.num_prefix_tokens :]
-            out = out + self.after_prefix(self.second_lepe(v, hw_shape))
+            out = out + self.after_prefix(self.second_lepe(of_map, hw_shape))
         out = out if projected.gate is None else self.apply_gate(out, projected.gate)
         return self.project_out(out, projected)
 

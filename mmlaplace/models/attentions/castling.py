@@ -33,13 +33,15 @@ class CastlingAttention(QKVAttention):
     a token of zeros gives zero.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         sparse_softmax: Whether to add a branch that mixes the values by the softmax weights above
             0.02, before the output is scaled to unit length. This branch has a weight for each pair
             of tokens. In maps of many tokens hardly any weight is above 0.02. Default: False.
         conv_kernel_size: Taps of the authors' convolution of the values, which runs along the
             flattened tokens, with one filter for each head. They have 9. The frame's
-            ``lepe_kernel`` replaces it by a convolution in two dimensions. Default: 0, none.
+            ``lepe_kernel`` replaces it by a convolution in two dimensions. It leaves out prefix
+            tokens. Default: 0, none.
         **frame: Fields of :class:`Frame` that differ from ``Frame(qkv_bias=False, lepe_kernel=3,
             lepe_filters='head', lepe_bias=False)``. Each token needs its own value, so there is no
             ``sr_ratio``.
@@ -67,6 +69,7 @@ class CastlingAttention(QKVAttention):
     frame = Frame(qkv_bias=False, lepe_kernel=3, lepe_filters='head', lepe_bias=False)
     fixed_options = ('sr_ratio',)
     same_tokens = 'a token mixes its own value'
+    no_prefix_tokens = ''
     tested_options = (dict(sparse_softmax=True, conv_kernel_size=9), dict(rope=True, lepe_kernel=0))
 
     def __init__(
@@ -94,5 +97,6 @@ class CastlingAttention(QKVAttention):
                 out = out + F.threshold(scores.softmax(-1), self.threshold, 0) @ value
             out = unit_vectors(out)  # the authors' code gives NaN at 0
             if self.conv is not None:
-                out = out + self.conv(value.to(self.conv.weight.dtype)).to(out.dtype)
+                local = self.conv(self.of_map(value).to(self.conv.weight.dtype))
+                out = out + self.after_prefix(local).to(out.dtype)
             return out.to(v.dtype)

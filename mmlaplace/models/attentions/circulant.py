@@ -62,7 +62,7 @@ class CirculantAttention(QKVAttention):
 
     frame = Frame(qkv_bias=False, gate=True)
     fixed_options = ('sr_ratio',)
-    no_multihead = 'its weights are of offsets on a map'
+    no_multihead = no_prefix_tokens = 'its weights are of offsets on a map'
     tested_options = (dict(weights_per='head', gate=False),)
 
     def __init__(

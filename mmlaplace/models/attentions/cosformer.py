@@ -57,7 +57,7 @@ class CosformerAttention(QKVAttention):
     """
 
     fixed_options = ('sr_ratio',)
-    no_multihead = 'its weights fall with the distance on a map'
+    no_multihead = no_prefix_tokens = 'its weights fall with the distance on a map'
     tested_options = (dict(positions='flattened', lepe_kernel=3), dict(rope=True))
 
     def __init__(

@@ -107,7 +107,7 @@ class CrossShapedAttention(QKVAttention):
     lepe_type = StripedConv
     fixed_options = ('sr_ratio',)
     not_promised = dict(linear='stripes are as long as the map')
-    no_multihead = 'its stripes are rows and columns of a map'
+    no_multihead = no_prefix_tokens = 'its stripes are rows and columns of a map'
     tested_options = (dict(stripe_width=2, lepe_filters='head_channel', rope=True),)
 
     def __init__(

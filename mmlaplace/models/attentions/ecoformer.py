@@ -55,7 +55,8 @@ class EcoFormerAttention(QKVAttention):
     refit them at times. Here these are parameters with a random initialisation.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         num_bits: Signs b of a code. Default: 16.
         num_anchors: Anchors m of each head. Default: 25.
         offset: The values that b + 1 multiplies in the numerator. ``'all'`` (default): the sum of
@@ -86,6 +87,7 @@ class EcoFormerAttention(QKVAttention):
     same_tokens = 'its keys are the queries'
     mixes_queries = True
     parts_in_fp32 = ('qkv',)
+    no_prefix_tokens = ''
     tested_options = (dict(offset='own', num_bits=8), dict(rope=True, lepe_kernel=3))
 
     def __init__(

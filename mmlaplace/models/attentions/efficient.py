@@ -20,7 +20,8 @@ class EfficientLinearAttention(QKVAttention):
     sharpness. Both softmaxes are fp32 under any autocast, as weights are about 1 / N.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         residual: Whether the input is added to the output, as in the authors' module. A block with
             its own residual connection then adds the input twice. Default: False.
         key_dims: Channels of the queries, and of the keys, over all heads. Default: C.
@@ -44,6 +45,7 @@ class EfficientLinearAttention(QKVAttention):
         torch.Size([1, 170, 64])
     """
 
+    no_prefix_tokens = ''
     tested_options = (dict(rope=True), dict(sr_ratio=2), dict(key_dims=60, lepe_kernel=3))
 
     def __init__(

@@ -5,7 +5,7 @@ from mmengine.model import ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from mmlaplace.ops.backend import exporting
+from mmlaplace.ops.backend import exporting, split_at
 
 from ..layers import DepthwiseConv, join_windows, softmax_attention, split_windows
 from ..layers.checks import check_counts
@@ -65,7 +65,7 @@ class ELFATTAttention(QKVAttention):
 
     frame = Frame(lepe_kernel=3)
     fixed_options = ('sr_ratio',)
-    no_multihead = 'its windows are of a map'
+    no_multihead = no_prefix_tokens = 'its windows are of a map'
     tested_options = (dict(window_size=3, lepe_filters='head_channel', rope=True),)
 
     def __init__(
@@ -109,7 +109,7 @@ class ELFATTAttention(QKVAttention):
         mask = self.mask(v, hw_shape, side)
         far_parts, near_parts = [], []
         for x in (q, k, v):  # (B, heads, N, d), with half of the heads or channels for each
-            first, second = x.tensor_split([self.first], dim=self.half_of)
+            first, second = split_at(x, self.first, self.half_of)
             far_parts.append(first)
             blocks = split_windows(self.merge_heads(second), hw_shape, side)
             near_parts.append(split_heads(blocks, second.shape[3]))
@@ -133,7 +133,7 @@ class ELFATTAttention(QKVAttention):
         lepe: Any = self.lepe
         far_lepe, near_lepe = lepe
         side = self.sides(hw_shape)
-        far, near = v.tensor_split([self.far_dims], dim=2)
+        far, near = split_at(v, self.far_dims, 2)
         blocks = near_lepe(split_windows(near, hw_shape, side), side)
         return torch.cat([far_lepe(far, hw_shape), join_windows(blocks, hw_shape, side)], dim=2)
 

@@ -6,7 +6,7 @@ from mmengine.model import ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from mmlaplace.ops.backend import ceil_div
+from mmlaplace.ops.backend import ceil_div, split_at
 
 from ..layers import DepthwiseConv, PatchEmbed, softmax_attention, tokens_to_map
 from ..layers.checks import check_counts
@@ -66,6 +66,7 @@ class FaViTAttention(BaseAttention):
         torch.Size([1, 170, 64])
     """
 
+    no_prefix_tokens = 'its windows are of a map'
     mixes_tokens = False  # the convolutions are in the values
     not_promised = dict(linear='the first eighth of the channels attends to all pairs of tokens')
     tested_options = (dict(sr_ratio=1), dict(average='runs'))
@@ -126,8 +127,8 @@ class FaViTAttention(BaseAttention):
     ) -> Tensor:
         self.check_token_map(x, hw_shape)
         self.check_mask(mask)
-        q, q_local = self.q(x).tensor_split([self.first], dim=-1)
-        source, local = x.tensor_split([self.first], dim=-1)
+        q, q_local = split_at(self.q(x), self.first, -1)
+        source, local = split_at(x, self.first, -1)
         source, source_shape = self.sr(tokens_to_map(source, hw_shape))
         k, v = self.kv(source).chunk(2, dim=-1)
         v = v + self.lepe(v, source_shape)

@@ -31,7 +31,8 @@ class FLattenAttention(QKVAttention):
     the output. Features and normalisers are fp32 under any autocast.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         focusing_factor: The power p. Default: 3.
         **frame: Fields of :class:`Frame` that differ from ``Frame(qkv='q_kv', key_positions=True,
             lepe_kernel=5, lepe_filters='head_channel')``.
@@ -54,6 +55,7 @@ class FLattenAttention(QKVAttention):
     """
 
     frame = Frame(qkv='q_kv', key_positions=True, lepe_kernel=5, lepe_filters='head_channel')
+    no_prefix_tokens = ''
     tested_options = (dict(sr_ratio=2), dict(focusing_factor=2, key_positions=False, rope=True))
 
     def __init__(

@@ -31,7 +31,8 @@ class FlowAttention(QKVAttention):
     overflow in fp16.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         eps: :math:`\epsilon`. Default: 1e-6.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``.
 
@@ -50,6 +51,7 @@ class FlowAttention(QKVAttention):
     """
 
     mixes_queries = True
+    no_prefix_tokens = ''
     tested_options = (dict(rope=True, lepe_kernel=3), dict(sr_ratio=2))
 
     def __init__(

@@ -32,8 +32,9 @@ class Frame:
         key_positions: Whether a learned position is added to each key. It is stored for
             ``input_resolution`` and resized bilinearly for other maps. Default: False.
         rope: Whether there are 2-D rotary positions. Default: False.
-        rope_form: How rotary positions pair the channels, see :class:`RotaryEmbedding2D`.
-            ``'half'`` (default) or ``'pairs'``.
+        rope_form: How rotary positions pair the channels, and what a position is, see
+            :class:`RotaryEmbedding2D`. ``'half'`` (default), ``'pairs'``, ``'centred'`` or
+            ``'reference'``.
         rope_on: The tensors that rotary positions rotate. ``'query_key'`` (default): queries and
             keys, before the mixing rule. ``'features'``: tensors that the mixing rule passes to
             ``self.rotary``, such as the features in the numerator of RALA, MALA and NaLaFormer.
@@ -82,7 +83,7 @@ class Frame:
     def __post_init__(self) -> None:
         for name, known in (
             ('qkv', tuple(QKV_FORMS)),
-            ('rope_form', ROPE_FORMS),
+            ('rope_form', tuple(ROPE_FORMS)),
             ('rope_on', ROPE_ON),
             ('lepe_filters', FILTERS_PER),
         ):

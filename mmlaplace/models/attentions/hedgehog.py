@@ -59,7 +59,8 @@ class HedgehogAttention(QKVAttention):
     normalisers are fp32 under any autocast.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         form: ``'per_sign'`` (default): as above, the form of the authors' LoLCATs. ``'joint'``: the
             form of flash-linear-attention, softmax([2z, -2z]) over all 2d features. There z is a
             linear of x with a bias. All heads share it, and it starts as the identity.
@@ -83,6 +84,7 @@ class HedgehogAttention(QKVAttention):
         torch.Size([1, 170, 64])
     """
 
+    no_prefix_tokens = ''
     tested_options = (
         dict(form='joint', rope=True),
         dict(skip_connection=True),

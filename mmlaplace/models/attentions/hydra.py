@@ -22,10 +22,11 @@ class HydraAttention(QKVAttention):
     zeros gives zero. Everything is fp32 under any autocast.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         scaled: Whether the sum is multiplied by :math:`N_0 / N`, with the number :math:`N_0` of
-            tokens at ``input_resolution``. If not, as in the paper, the output for four times the
-            tokens is about four times as large. Default: True.
+            tokens at ``input_resolution``, with prefix tokens. If not, as in the paper, the output
+            for four times the tokens is about four times as large. Default: True.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``.
 
     Cost: NC to mix; 4C² weights.
@@ -42,6 +43,7 @@ class HydraAttention(QKVAttention):
         torch.Size([1, 170, 64])
     """
 
+    no_prefix_tokens = ''
     tested_options = (dict(scaled=False, lepe_kernel=3),)
 
     def __init__(
@@ -63,5 +65,6 @@ class HydraAttention(QKVAttention):
             summed = (key * value).sum(1, keepdim=True)  # (B, 1, C)
             if self.scaled:
                 height, width = self.kv_shape(self.input_resolution)
-                summed = summed * (height * width / key.shape[1])
+                start = height * width + self.num_prefix_tokens
+                summed = summed * (start / key.shape[1])
             return self.split_heads((query * summed).to(v.dtype))

@@ -37,14 +37,13 @@ class InLineAttention(QKVAttention):
 
     Weights are signed and not bounded: the output grows with the cube of the input, so a norm must
     come before the attention. The two linears have PyTorch's initialisation, so the local branch
-    starts large.
+    starts large. Prefix tokens are in the mean that the filters come from, as in the authors' code.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         kernel: The features: ``'identity'`` (default), ``'relu'``, ``'leaky_relu'``, or ``'exp'``,
             which is exp(0.2 x).
-        num_prefix_tokens: Tokens before those of the map, such as a class token. The convolution
-            leaves them out. Default: 0.
         filters_from: The tokens whose mean gives the filters. ``'input'`` (default): those of the
             attention. ``'residual'``: those of the block before its norm, as on CSWin, whose blocks
             pass them.
@@ -52,8 +51,7 @@ class InLineAttention(QKVAttention):
             no bias.
 
     Raises:
-        ValueError: For an unknown ``kernel`` or ``filters_from``, or prefix tokens with positions
-            of a map.
+        ValueError: For an unknown ``kernel`` or ``filters_from``.
 
     Cost: NCd to mix; 4C² + 10Cd weights.
 
@@ -71,6 +69,7 @@ class InLineAttention(QKVAttention):
 
     frame = Frame(lepe_kernel=3)
     fixed_options = ('sr_ratio', 'lepe_filters', 'lepe_bias')
+    no_prefix_tokens = ''
     tested_options = (dict(kernel='exp', qkv='q_kv'), dict(kernel='relu', lepe_kernel=0))
 
     def __init__(
@@ -79,17 +78,10 @@ class InLineAttention(QKVAttention):
         num_heads: int,
         input_resolution: Tuple[int, int],
         kernel: str = 'identity',
-        num_prefix_tokens: int = 0,
         filters_from: str = 'input',
         **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
-        if num_prefix_tokens and (self.frame.rope or self.frame.key_positions):
-            raise ValueError(
-                f'num_prefix_tokens={num_prefix_tokens} have no place on a map; set rope=False '
-                f'(got {self.frame.rope}) and key_positions=False ({self.frame.key_positions})'
-            )
-        self.num_prefix_tokens = num_prefix_tokens
         if kernel not in KERNELS:
             raise ValueError(f'kernel must be one of {tuple(KERNELS)}, got {kernel!r}')
         self.kernel = kernel
@@ -134,6 +126,6 @@ class InLineAttention(QKVAttention):
             return None
         size = self.frame.lepe_kernel
         filters = self.lepe(x.mean(1).unsqueeze(-1))  # (B, C * size², 1)
-        maps = tokens_to_map(v[:, self.num_prefix_tokens :], hw_shape)  # (B, C, H, W)
+        maps = tokens_to_map(v, hw_shape)  # (B, C, H, W)
         out = convolve_each(maps, filters.squeeze(-1).unflatten(1, (-1, size, size)))
-        return self.after_prefix(map_to_tokens(out))
+        return map_to_tokens(out)

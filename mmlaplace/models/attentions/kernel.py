@@ -41,7 +41,8 @@ class KernelAttention(QKVAttention):
     hundred tokens, in place of softmax, and in the windows of :class:`WindowAttention`.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         kernel: ``'gaussian'`` (default) or ``'laplacian'``.
         bandwidth: :math:`\sigma` of the Gaussian (default ``head_dims ** 0.25``) or
             :math:`\lambda` of the Laplacian kernel (default 4).
@@ -80,6 +81,7 @@ class KernelAttention(QKVAttention):
     """
 
     not_promised = dict(linear='each query reads each key')
+    no_prefix_tokens = ''
     tested_options = (
         dict(kernel='laplacian', normalization='whitened', rope=True),
         dict(normalization='rows', sr_ratio=2),
@@ -116,7 +118,8 @@ class KernelAttention(QKVAttention):
         self.register_parameter('gamma', None)
         if normalization == 'whitened':
             height, width = self.input_resolution
-            self.gamma = nn.Parameter(torch.full((num_heads,), (height * width) ** 0.5))
+            tokens = height * width + self.num_prefix_tokens
+            self.gamma = nn.Parameter(torch.full((num_heads,), tokens**0.5))
 
     def no_weight_decay(self) -> set:
         """Names of the parameters without weight decay: the scale starts far from zero."""

@@ -28,7 +28,8 @@ class L2ViTAttention(QKVAttention):
     has a local branch of its own after the attention.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         least_sum: The least value of the normaliser. Default: 100.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``.
 
@@ -49,6 +50,7 @@ class L2ViTAttention(QKVAttention):
         torch.Size([1, 170, 64])
     """
 
+    no_prefix_tokens = ''
     tested_options = (dict(least_sum=1, rope=True, lepe_kernel=3), dict(sr_ratio=2))
 
     def __init__(

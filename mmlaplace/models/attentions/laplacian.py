@@ -1,4 +1,4 @@
-from typing import Any, Dict, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Optional, Set, Tuple
 
 import torch
 import torch.nn as nn
@@ -12,7 +12,14 @@ from mmlaplace.ops import (
     normalized_nystrom_attention,
     nystrom_attention,
 )
-from mmlaplace.ops.landmark_attention import fits, landmark_attention
+from mmlaplace.ops.backend import exporting
+from mmlaplace.ops.landmark_attention import (
+    WHOLE,
+    fits,
+    in_runtime,
+    landmark_attention,
+)
+from mmlaplace.ops.normalized_nystrom_attention import FLOOR
 from mmlaplace.ops.precision import no_autocast, outside_autocast, upcast
 
 from ..layers import Landmarks
@@ -63,10 +70,15 @@ class LaplacianAttention(QKVAttention):
     tokens far apart. With ``normalization='none'``, Z is :math:`\gamma \hat G / N`, which is not
     centred.
 
+    Landmarks are of the map alone. Prefix tokens are queries and keys like the others, and so in
+    the means of the whitening and in the sums of the rows. As rotary positions act inside of this
+    rule, prefix tokens keep theirs at an angle of zero.
+
     Everything but the linears and the convolution runs in fp32 under any autocast.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         num_landmarks: Fixed number m of landmarks, a square such as 49. Landmarks are averages of
             tokens with their rotary positions, for maps of any size. Default: 49, unless
             ``pool_ratio`` is given.
@@ -124,6 +136,7 @@ class LaplacianAttention(QKVAttention):
     rotates_in_mix = True
     fixed_options = ('sr_ratio',)
     mixes_queries = True
+    no_prefix_tokens = ''
     tested_options = (
         dict(qkv='shared_qk'),
         dict(pool_ratio=2, kernel='gaussian'),
@@ -189,7 +202,8 @@ class LaplacianAttention(QKVAttention):
         # The sums of the rows cancel a scale.
         if normalization != 'rows' and whitening != 'literal':
             height, width = self.input_resolution
-            self.gamma = nn.Parameter(torch.full((num_heads,), (height * width) ** 0.5))
+            tokens = height * width + self.num_prefix_tokens
+            self.gamma = nn.Parameter(torch.full((num_heads,), tokens**0.5))
         else:
             self.register_parameter('gamma', None)
 
@@ -204,29 +218,42 @@ class LaplacianAttention(QKVAttention):
             exact = mat.device.type in ('cpu', 'meta') or mat.shape[-1] <= 64
             solver = 'cholesky' if exact else 'newton_schulz'
         if solver == 'cholesky':
-            return cholesky_inverse(mat, ridge=self.ridge, check=False)
+            bound = self.largest_eigenvalue(mat)
+            return cholesky_inverse(mat, ridge=self.ridge, bound=bound, check=False)
         if solver == 'conjugate_gradient':
             return conjugate_gradient_inverse(mat, self.num_iters, self.ridge)
         return newton_schulz_inverse(mat, self.num_iters, self.ridge, check=False)
 
+    def largest_eigenvalue(self, mat: Tensor) -> Optional[float]:
+        """A bound of the eigenvalues of a matrix that is inverted, None where m is not known.
+
+        Entries of a kernel are at most 1, so those of m landmarks are at most m.
+        """
+        count = self.landmarks.num_landmarks or mat.shape[-1]
+        if not isinstance(count, int):  # in graphs for maps of any size
+            return None
+        return float(count**2 if self.landmarks_from == 'both' else count)
+
     def has_own_steps(self) -> bool:
-        """Whether the one op has these landmarks, inverse and normalization inside.
+        """Whether an op for the whole mixing rule has these landmarks and this inverse inside.
 
         Nobody may watch or replace them either.
         """
-        if self.normalization == 'rows' or self.centred_over in ('keys', 'both'):
+        if self.centred_over in ('keys', 'both') or self.solver not in ('auto', 'cholesky'):
             return False
-        if self.landmarks_from != 'keys' or self.landmarks.method != 'pool':
+        if self.num_prefix_tokens:  # it takes landmarks of all tokens
+            return False
+        if self.landmarks_from == 'both' or self.landmarks.method != 'pool':
             return False
         watched = 'invert' in self.__dict__ or bool(self.landmarks._forward_hooks)
         return not watched and type(self).invert is LaplacianAttention.invert
 
-    def mix_in_one_op(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        """:meth:`mix` with the exact inverse, by one op for GPUs."""
+    def whole_inputs(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> tuple:
+        """The arguments of the ops for the whole mixing rule."""
         rotary, form = None, 'half'
         if self.rotary is not None:
-            rotary, form = self.rotary.table(k, hw_shape), self.rotary.form
-        return landmark_attention(
+            rotary, form = self.rotary.table(k, hw_shape), self.rotary.pairing
+        return (
             q,
             k,
             v,
@@ -241,15 +268,35 @@ class LaplacianAttention(QKVAttention):
             None if self.whitening_eps is None else float(self.whitening_eps),
         )
 
+    def mix_in_one_op(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        """:meth:`mix` with the exact inverse, by one op for GPUs."""
+        return landmark_attention(*self.whole_inputs(q, k, v, hw_shape))
+
+    def mix_in_runtime(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        """:meth:`mix` with the exact inverse, as one node of a graph for a runtime."""
+        inputs = self.whole_inputs(q, k, v, hw_shape)
+        floor = FLOOR if self.normalization == 'rows' else None
+        op = getattr(torch.ops.mmlaplace, WHOLE)
+        return op(*inputs, floor, self.landmarks_from == 'queries')
+
+    def fits_gpu(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> bool:
+        """Whether the op for GPUs has this normalization and takes these tokens."""
+        if not q.is_cuda or self.normalization == 'rows' or self.landmarks_from != 'keys':
+            return False
+        return fits(q, k, v, self.landmarks.count(hw_shape))
+
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        if q.is_cuda and hw_shape is not None and self.has_own_steps():
-            count = self.landmarks.count(hw_shape)
-            if self.solver in ('auto', 'cholesky') and fits(q, k, v, count):
+        # On a CPU in eager mode, where there is no such op, blocks ask no further.
+        if hw_shape is not None and (q.is_cuda or exporting()) and self.has_own_steps():
+            if in_runtime():
+                return self.mix_in_runtime(q, k, v, hw_shape)
+            if self.fits_gpu(q, k, v, hw_shape):
                 return self.mix_in_one_op(q, k, v, hw_shape)
         landmarks, inverse = self.landmarks_and_inverse(q, k, hw_shape)
         options: Dict[str, Any] = dict(kernel=self.kernel)
         if self.rotary is not None:
-            options.update(rotary=self.rotary.table(k, hw_shape), rotary_form=self.rotary.form)
+            table = self.rotary.table(k, hw_shape, self.num_prefix_tokens)
+            options.update(rotary=table, rotary_form=self.rotary.pairing)
         inputs = (q, k, v, landmarks, inverse, self.bandwidth)
         if self.normalization == 'rows':
             return normalized_nystrom_attention(*inputs, **options)
@@ -267,6 +314,8 @@ class LaplacianAttention(QKVAttention):
         The matrix of the kernel is k(Q, L) P k(L, K). With landmarks of both, L has those of the
         keys and then those of the queries, and P is zero but for its upper right quarter.
         """
+        if prefix := self.num_prefix_tokens:
+            q, k = q[:, :, prefix:], k[:, :, prefix:]
         if self.landmarks_from != 'both':
             landmarks = self.landmarks_of(q if self.landmarks_from == 'queries' else k, hw_shape)
             return landmarks, self.invert(self.kernel_fn(landmarks, landmarks, self.bandwidth))
@@ -300,7 +349,8 @@ class LaplacianAttention(QKVAttention):
         """:meth:`mix` with a whitening that subtracts the mean of each row. It stores N x m."""
         query, key, value = upcast(q, k, v)
         if self.rotary is not None:
-            query, key = self.rotary(query, hw_shape), self.rotary(key, hw_shape)
+            turn: Callable = self.turn_behind_prefix if self.num_prefix_tokens else self.rotary
+            query, key = turn(query, hw_shape), turn(key, hw_shape)
         of_query = self.kernel_fn(query, landmarks, self.bandwidth)  # (B, heads, N, m)
         of_key = inverse @ self.kernel_fn(landmarks, key, self.bandwidth)  # A, (B, heads, m, n)
         assert self.whitening_eps is not None

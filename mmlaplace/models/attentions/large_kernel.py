@@ -39,6 +39,7 @@ class LargeKernelAttention(BaseAttention):
         torch.Size([1, 170, 64])
     """
 
+    no_prefix_tokens = 'it is a convolution of the map'
     mixes_tokens = False
     tested_options = (dict(shortcut=True),)
 

@@ -21,7 +21,8 @@ class LinearAttention(QKVAttention):
     overflow in fp16.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         eps: :math:`\epsilon`. Default: 1e-6.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``.
 
@@ -39,6 +40,7 @@ class LinearAttention(QKVAttention):
         torch.Size([1, 170, 64])
     """
 
+    no_prefix_tokens = ''
     tested_options = (dict(rope=True, lepe_kernel=3), dict(sr_ratio=2))
 
     def __init__(

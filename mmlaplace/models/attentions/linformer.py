@@ -58,7 +58,7 @@ class LinformerAttention(QKVAttention):
     """
 
     fixed_options = ('sr_ratio',)
-    no_multihead = 'its sums have a weight for each place of a map'
+    no_multihead = no_prefix_tokens = 'its sums have a weight for each place of a map'
     tested_options = (
         dict(share_kv=True, num_landmarks=5),
         dict(rope=True),

@@ -63,6 +63,7 @@ class LiteMLA(BaseAttention):
         torch.Size([1, 170, 64])
     """
 
+    no_prefix_tokens = 'it convolves the map of queries, keys and values'
     mixes_tokens = False  # also of other tokens' values: the convolutions are in the values
     not_promised = dict(batch='in training, BatchNorm has the statistics of all images')
     tested_options = (

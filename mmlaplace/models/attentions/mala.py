@@ -29,10 +29,11 @@ class MALAAttention(QKVAttention):
     Without R, rows of weights sum to one. Only the numerator is rotated, as in the authors' code.
     Rows then sum to -1.9 to 0.2 at the start, and to less for larger features: set ``rope=False``
     if the rows have to sum to one. The two terms have opposite signs, so their sum loses some
-    digits.
+    digits. Prefix tokens are in all sums, and R does not turn them.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         **frame: Fields of :class:`Frame` that differ from ``Frame(gate=True, rope=True,
             rope_form='pairs', rope_on='features', lepe_kernel=5)``.
 
@@ -53,6 +54,7 @@ class MALAAttention(QKVAttention):
     eps = 1e-6  # keeps a query without a key from a division by zero
     frame = Frame(gate=True, rope=True, rope_form='pairs', rope_on='features', lepe_kernel=5)
     rotates_features = True
+    no_prefix_tokens = ''
     tested_options = (dict(rope_on='query_key'), dict(rope=False, sr_ratio=2))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:

@@ -77,7 +77,7 @@ class MHLAAttention(QKVAttention):
 
     frame = Frame(qkv_bias=False, lepe_kernel=5)
     fixed_options = ('sr_ratio',)
-    no_multihead = 'its blocks are of the rows and columns of a map'
+    no_multihead = no_prefix_tokens = 'its blocks are of the rows and columns of a map'
     tested_options = (
         dict(grid=2, transform='exp', normalizer='blocks', pre_norm=True, qk_norm=True),
         dict(grid=1, transform='gaussian', rope=True),

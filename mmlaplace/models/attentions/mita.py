@@ -1,4 +1,4 @@
-from typing import Any, Optional, Tuple
+from typing import Any, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -35,23 +35,23 @@ class MiTAAttention(QKVAttention):
     The logits of landmarks are divided by d, not by its root, as in the authors' code. Time is
     linear, :math:`O(N C (m + k))`. Everything is fp32 under any autocast. No gradient flows through
     the choices of keys and experts. Rounding can turn a choice, so the output in half precision is
-    close to that in fp32 only for the same queries and keys.
+    close to that in fp32 only for the same queries and keys. Landmarks are of the map alone. Prefix
+    tokens choose experts and may be chosen as keys, as others.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         num_landmarks: Number m of landmarks and of experts that they gather, a square. Default: 25.
         topk: Keys k of each of these experts, at most all. Default: 25.
         routes: Experts that a query visits, those of the largest :math:`r_a \cdot q_i`. A key of
             several of them counts in each. Default: 1.
         shared: Whether queries attend to the landmarks too. Default: True.
-        num_prefix_tokens: Tokens before those of the map, such as a class token. Landmarks and the
-            convolution leave them out. Default: 0.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``. A gate passes a SiLU. The
             authors' models with a convolution have ``lepe_kernel=3``.
 
     Raises:
-        ValueError: If ``num_landmarks`` is no square, if ``topk`` or ``routes`` is no positive
-            integer, or for prefix tokens with what needs the keys to be a map.
+        ValueError: If ``num_landmarks`` is no square, or if ``topk`` or ``routes`` is no positive
+            integer.
 
     Cost: NC(m + k), k keys of each landmark to mix; 4C² weights.
 
@@ -69,6 +69,7 @@ class MiTAAttention(QKVAttention):
 
     not_promised = dict.fromkeys(('fp16', 'bf16'), 'rounding can turn the choice of keys')
     no_multihead = 'its landmarks are cells of a map'
+    no_prefix_tokens = ''
     tested_options = (
         dict(num_landmarks=9, routes=2, topk=4, sr_ratio=2),
         dict(shared=False, gate=True, lepe_kernel=3, rope=True),
@@ -83,7 +84,6 @@ class MiTAAttention(QKVAttention):
         topk: int = 25,
         routes: int = 1,
         shared: bool = True,
-        num_prefix_tokens: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
@@ -92,14 +92,6 @@ class MiTAAttention(QKVAttention):
         self.topk = topk
         self.routes = routes
         self.shared = shared
-        self.num_prefix_tokens = num_prefix_tokens
-        frame = self.frame
-        if num_prefix_tokens and (frame.rope or frame.key_positions or frame.sr_ratio > 1):
-            raise ValueError(
-                f'num_prefix_tokens={num_prefix_tokens} have no place on a map; set rope=False '
-                f'(got {frame.rope}), key_positions=False ({frame.key_positions}) and sr_ratio=1 '
-                f'({frame.sr_ratio})'
-            )
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
@@ -158,11 +150,6 @@ class MiTAAttention(QKVAttention):
         out = rows(out.flatten(2, 3), place).view(batch, heads, routes, tokens, out.shape[-1])
         size = rows(size.flatten(2, 3), place).view(batch, heads, routes, tokens, 1)
         return out, size
-
-    def local_branch(self, v: Tensor, x: Tensor, hw_shape: Tuple[int, int]) -> Optional[Tensor]:
-        """The convolution of V, zero for prefix tokens."""
-        local = super().local_branch(v[:, self.num_prefix_tokens :], x, hw_shape)
-        return None if local is None else self.after_prefix(local)
 
     def apply_gate(self, out: Tensor, gate: Tensor) -> Tensor:
         """The output ``(B, N, C)`` times the SiLU of the gate."""

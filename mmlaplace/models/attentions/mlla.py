@@ -27,10 +27,12 @@ class MLLAAttention(QKVAttention):
 
     Only the numerator is rotated, as in the authors' code, so rows of weights do not sum to one.
     Rotary positions are those of :class:`~mmlaplace.models.layers.RotaryOfAllHeads`: the first half
-    of the heads encodes rows only, and the second half columns only.
+    of the heads encodes rows only, and the second half columns only. Prefix tokens are in all sums,
+    and R does not turn them.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         **frame: Fields of :class:`Frame` that differ from ``Frame(qkv='qk', rope=True,
             rope_form='pairs', rope_on='features', lepe_kernel=3, proj=False)``. The form of the
             rotary positions is fixed.
@@ -54,6 +56,7 @@ class MLLAAttention(QKVAttention):
     )
     fixed_options = ('rope_form', 'rope_on')
     rotates_features = True
+    no_prefix_tokens = ''
     tested_options = (dict(rope=False), dict(qkv='qkv', proj=True, gate=True))
 
     def __init__(

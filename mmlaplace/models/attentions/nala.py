@@ -54,10 +54,12 @@ class NaLaAttention(QKVAttention):
     the start. In trained models they were seen up to thousands, where the normaliser is small and
     the rotated products are not. So the mixed values stay in fp32 until the norm has scaled them.
     Where activations are small, the cube brings the normaliser to its epsilon, and the local branch
-    remains. A query of zeros gives zeros here, and NaN in the authors' code.
+    remains. A query of zeros gives zeros here, and NaN in the authors' code. Prefix tokens are in
+    all sums, and R does not turn them.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         directions: How directions are compared: ``'signs'`` (default), as in the authors' code, or
             ``'cosine'``, as in the paper.
         **frame: Fields of :class:`Frame` that differ from ``Frame(gate=True, rope=True,
@@ -83,6 +85,7 @@ class NaLaAttention(QKVAttention):
     frame = Frame(gate=True, rope=True, rope_form='pairs', rope_on='features', lepe_kernel=5)
     fixed_options = ('gate',)
     rotates_features = True
+    no_prefix_tokens = ''
     tested_options = (dict(rope_on='query_key', directions='cosine'), dict(rope=False, sr_ratio=2))
 
     def __init__(

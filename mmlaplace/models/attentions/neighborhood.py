@@ -130,7 +130,7 @@ class NeighborhoodAttention(QKVAttention):
     """
 
     fixed_options = ('sr_ratio',)
-    no_multihead = 'its queries see the places around them on a map'
+    no_multihead = no_prefix_tokens = 'its queries see the places around them on a map'
     tested_options = (dict(kernel_size=3, dilation=2, rope=True, lepe_kernel=3),)
 
     def __init__(

@@ -31,10 +31,11 @@ class NystromformerAttention(QKVAttention):
     regularised inverse. So more steps change the function. If queries and keys are large, the
     weights may be negative and large. Where there are as many landmarks as tokens, it is exact
     softmax attention. Time is :math:`O(N m d + m^3)` per head. Everything is fp32 under any
-    autocast.
+    autocast. Landmarks are of the map alone. Prefix tokens are queries and keys like the others.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         num_landmarks: Number m of landmarks. ``'pool'`` needs a square. Default: 49.
         landmark_method: ``'pool'`` (default) averages cells of the map, √m x √m of them. ``'runs'``
             averages runs of successive tokens, as the authors do. Runs ignore the rows of the map.
@@ -45,7 +46,7 @@ class NystromformerAttention(QKVAttention):
             the batch.
         conv_kernel_size: Taps of the authors' convolution of the values, which runs along the
             flattened tokens, with one filter for each head. The frame's ``lepe_kernel`` replaces it
-            by a convolution in two dimensions. Default: 0, none.
+            by a convolution in two dimensions. It leaves out prefix tokens. Default: 0, none.
         out_dims: Channels of queries, keys, values and the output. A value other than C needs a
             place without a residual connection around the attention. As in the authors' T2T-ViT, d
             above stays C / heads. Default: C.
@@ -77,6 +78,7 @@ class NystromformerAttention(QKVAttention):
     fixed_options = ('sr_ratio',)
     same_tokens = 'it inverts a matrix of landmarks of queries and of keys'
     mixes_queries = True
+    no_prefix_tokens = ''
     tested_options = (
         dict(landmark_method='runs', num_landmarks=6, conv_kernel_size=5),
         dict(num_landmarks=4, rope=True, value_shortcut=True),
@@ -132,8 +134,8 @@ class NystromformerAttention(QKVAttention):
             query, key, value = upcast(q, k, v)
             shrink = (self.embed_dims // self.num_heads) ** -0.25
             query, key = query * shrink, key * shrink
-            some_queries = self.landmarks(query, hw_shape)
-            some_keys = self.landmarks(key, hw_shape)
+            some_queries = self.landmarks(self.of_map(query), hw_shape)
+            some_keys = self.landmarks(self.of_map(key), hw_shape)
             if some_keys.shape[2] == key.shape[2]:
                 out = softmax_attention(query, key, value, scale=1.0)
             else:
@@ -142,7 +144,8 @@ class NystromformerAttention(QKVAttention):
                 gathered = softmax_attention(some_queries, key, value, scale=1.0)
                 out = (query @ few).softmax(-1) @ (inverse @ gathered)
             if self.conv is not None:
-                out = out + self.conv(value.to(self.conv.weight.dtype)).to(out.dtype)
+                local = self.conv(self.of_map(value).to(self.conv.weight.dtype))
+                out = out + self.after_prefix(local).to(out.dtype)
             return out.to(v.dtype)
 
     def project_out(self, out: Tensor, projected: Projected) -> Tensor:

@@ -42,7 +42,8 @@ class PerformerAttention(QKVAttention):
     of these features are at the floor, and at a fourfold scale all of them.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         features: ``'softmax'`` (default) or ``'relu'``.
         num_features: Number m of features. Default: :math:`d \ln d`, rounded down, and at least 1.
         eps: The floor. Default: 1e-4 for ``'softmax'``, 1e-3 for ``'relu'``.
@@ -73,6 +74,7 @@ class PerformerAttention(QKVAttention):
     not_promised = dict(
         gradients="the largest exponent is a constant to them, as in the authors' code"
     )
+    no_prefix_tokens = ''
     tested_options = (dict(features='relu', rope=True), dict(num_features=70, equal_norms=True))
 
     def __init__(

@@ -10,6 +10,9 @@ from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import linear_attention, map_to_tokens, pola_streams, resize_map, signed_powers
 from ..layers.deformable import DeformableConv
+from ..layers.pola_attention import OP as POLA
+from ..layers.pola_attention import in_runtime
+from ..layers.signed_powers import shift_of
 from .base import Projected, QKVAttention
 from .frame import Frame
 
@@ -34,14 +37,16 @@ class PolaAttention(QKVAttention):
 
     Q = XW / s and K = (XW' + P) / s, with a learned position P per token. :math:`[V_1, V_2]` are
     the halves of each head's channels. G is a gate, a linear of X. Products are evaluated from the
-    right, so there is no N x N matrix. Features and normalisers are fp32 under any autocast.
+    right, so there is no N x N matrix. Features and normalisers are fp32 under any autocast. Prefix
+    tokens are in all sums, without a position P and without a convolution.
 
     The options below, with ``gate=False`` and ``lepe_kernel=0`` of the frame, are the paper's
     ablations. Without polarity, the features are only :math:`\mathrm{relu}(x)^p`, as in other
     linear attentions, and they mix all of V.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         alpha: The largest learned power minus 1. Default: 4.
         power: A fixed power p for all channels, instead of learned powers. 1 applies no power.
             Default: None, learned.
@@ -50,6 +55,7 @@ class PolaAttention(QKVAttention):
         gate_form: Form of the gate G. ``'linear'`` (default): a linear of X, as in the authors'
             code. ``'matrix'``: a learned matrix, as in the paper, with a value for each token and
             channel. It is stored for ``input_resolution`` and resized bilinearly for other maps.
+            Prefix tokens, which have no place in it, pass as they are.
         gate_init: Initialisation of that matrix: ``'kaiming_uniform'`` (default), ``'zeros'``,
             ``'normal'``, ``'uniform'`` or ``'ones'``, which are functions of torch.nn.init.
         lepe_deformable: Whether the convolution of V is deformable. Default: False.
@@ -80,6 +86,7 @@ class PolaAttention(QKVAttention):
     frame = Frame(
         qkv='q_kv', gate=True, key_positions=True, lepe_kernel=5, lepe_filters='head_channel'
     )
+    no_prefix_tokens = ''
     tested_options = (
         dict(sr_ratio=2),
         dict(sr_ratio=3, key_positions=False),
@@ -157,6 +164,8 @@ class PolaAttention(QKVAttention):
         if self.gate_matrix is None:
             return projected
         gate = map_to_tokens(resize_map(self.gate_matrix, hw_shape))  # (1, N, C)
+        if prefix := self.num_prefix_tokens:
+            gate = F.pad(gate, (0, 0, prefix, 0), value=1.0)
         return projected._replace(gate=gate.to(projected.v.dtype))
 
     def resize_weight(self, name: str, value: Tensor) -> Tensor:
@@ -181,6 +190,11 @@ class PolaAttention(QKVAttention):
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
             exponents = self.exponents(query.dtype)
+            if self.polarity and query.dtype == torch.float32 and in_runtime():
+                op = getattr(torch.ops.mmlaplace, POLA)
+                power, scale = exponents
+                out = op(query, key, value, power, shift_of(power, scale), self.eps)
+                return out.to(v.dtype)
             key = signed_powers(key, *exponents)
             if not self.polarity:
                 query = signed_powers(query, *exponents)

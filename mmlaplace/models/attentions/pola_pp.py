@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from mmlaplace.ops.backend import exporting
+from mmlaplace.ops.backend import exporting, split_at
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import RotaryEmbedding2D, linear_attention
@@ -38,7 +38,7 @@ class PolaPPAttention(QKVAttention):
     :math:`[V_1, V_2]` are the halves of each head's channels. R is the rotation of rotary positions
     over all 2d channels of the features. As in the authors' code, it acts only on the numerator, so
     rows of weights need not sum to one. G is a gate, a linear of X. Time is linear,
-    :math:`O(N C d)`.
+    :math:`O(N C d)`. Prefix tokens are in all sums, and R does not turn them.
 
     Features and normalisers are fp32 under any autocast. Larger activations than 35 count as 35, as
     fp32 could not hold sums of products of their features.
@@ -46,7 +46,8 @@ class PolaPPAttention(QKVAttention):
     The authors' backbone is :class:`PolaFormerPP`.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         **frame: Fields of :class:`Frame` that differ from ``Frame(gate=True, rope=True,
             rope_form='pairs', rope_on='features', lepe_kernel=5)``.
 
@@ -68,6 +69,7 @@ class PolaPPAttention(QKVAttention):
     eps = 1e-6
     frame = Frame(gate=True, rope=True, rope_form='pairs', rope_on='features', lepe_kernel=5)
     rotates_features = True
+    no_prefix_tokens = ''
     tested_options = (dict(rope_on='query_key', gate=False), dict(rope=False, sr_ratio=2))
 
     def __init__(
@@ -87,7 +89,7 @@ class PolaPPAttention(QKVAttention):
             positive, negative = rectified(query), rectified(-query)
             key = exp_minus_1(torch.cat([rectified(key), rectified(-key)], dim=-1))
             turned_key = self.turn_features(key, hw_shape)  # (B, heads, n, 2d)
-            first, second = value.tensor_split([(dims + 1) // 2], dim=-1)
+            first, second = split_at(value, (dims + 1) // 2, -1)
 
             def stream(signs: List[Tensor], temperature: Tensor, half: Tensor) -> Tensor:
                 sharpness = temperature.to(query.dtype).sigmoid()

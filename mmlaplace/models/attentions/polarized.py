@@ -29,7 +29,8 @@ class PolarizedAttention(BaseAttention):
     queries and keys, and no positions of tokens. Softmaxes and sums are fp32 under any autocast.
 
     Args:
-        embed_dims, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, input_resolution, num_prefix_tokens, init_cfg: As in :class:`BaseAttention`.
+            Prefix tokens are in all sums.
         num_heads: Must divide ``embed_dims``, and has no other effect.
         layout: ``'parallel'`` (default): U is a linear. ``'sequential'``: U is two linears, with
             C/8 channels, LayerNorm and ReLU between them.
@@ -56,6 +57,7 @@ class PolarizedAttention(BaseAttention):
     """
 
     mixes_tokens = False
+    no_prefix_tokens = ''
     tested_options = (dict(layout='sequential'), dict(layout='sequential', softmax_over='tokens'))
 
     def __init__(
@@ -65,9 +67,10 @@ class PolarizedAttention(BaseAttention):
         input_resolution: Tuple[int, int],
         layout: str = 'parallel',
         softmax_over: str = 'channels',
+        num_prefix_tokens: int = 0,
         init_cfg: Union[dict, List[dict], None] = None,
     ) -> None:
-        super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
+        super().__init__(embed_dims, num_heads, input_resolution, init_cfg, num_prefix_tokens)
         if layout not in LAYOUTS:
             raise ValueError(f'layout must be one of {LAYOUTS}, got {layout!r}')
         if softmax_over not in SOFTMAXES:

@@ -30,10 +30,12 @@ class RALAAttention(QKVAttention):
 
     Only the numerator is rotated, as in the authors' code. Rows of weights therefore do not sum to
     one, but to 0.6 to 0.9 at the start, and may be negative. Heads of the authors' models have 64
-    or 96 channels, and the last two stages of these models have softmax attention.
+    or 96 channels, and the last two stages of these models have softmax attention. Prefix tokens
+    are in all sums, and R does not turn them.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         **frame: Fields of :class:`Frame` that differ from ``Frame(gate=True, rope=True,
             rope_form='pairs', rope_on='features', lepe_kernel=5)``.
 
@@ -54,6 +56,7 @@ class RALAAttention(QKVAttention):
     frame = Frame(gate=True, rope=True, rope_form='pairs', rope_on='features', lepe_kernel=5)
     rotates_features = True
     mixes_queries = True
+    no_prefix_tokens = ''
     tested_options = (dict(rope_on='query_key'), dict(rope=False, sr_ratio=2))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:

@@ -80,7 +80,8 @@ class ReformerAttention(QKVAttention):
     same, while the authors' code draws new ones there too.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         bucket_size: Tokens b of a chunk. A map of at most b tokens has full attention. Larger maps
             are padded to a multiple of 2b with masked tokens. Default: 64.
         num_hashes: Rounds R. Default: 8.
@@ -113,6 +114,7 @@ class ReformerAttention(QKVAttention):
     fixed_options = ('qkv', 'sr_ratio', 'key_positions')
     same_tokens = 'its keys are the queries'
     mixes_queries = True
+    no_prefix_tokens = ''
     not_promised = dict(
         linear='small maps are computed over all pairs, which is cheaper there',
         positions='on large maps, tokens of a bucket are sorted by their order, not by rows',

@@ -24,7 +24,8 @@ class SANAAttention(QKVAttention):
     large: the epsilon bounds only the values.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         qk_norm: Whether queries and keys have a root-mean-square norm over all channels, before the
             heads are split. Default: False.
         norm_eps: Epsilon of these norms. Default: 1e-5.
@@ -47,6 +48,7 @@ class SANAAttention(QKVAttention):
     """
 
     frame = Frame(qkv_bias=False)
+    no_prefix_tokens = ''
     tested_options = (dict(qk_norm=True, rope=True, lepe_kernel=3), dict(sr_ratio=2))
 
     def __init__(

@@ -62,7 +62,7 @@ class ScaledCosineAttention(QKVAttention):
     accepts_mask = True
     not_promised = dict(linear='each query reads each key')
     fixed_options = ('sr_ratio', 'qkv')
-    no_multihead = 'its bias is of the offset of two places on a map'
+    no_multihead = no_prefix_tokens = 'its bias is of the offset of two places on a map'
     tested_options = (dict(pretrained_window=6),)
     parts_in_fp32 = ('offset_bias',)
 

@@ -54,6 +54,7 @@ class SeparableAttention(BaseAttention):
     """
 
     mixes_tokens = False
+    no_prefix_tokens = 'its sums are of places in the patches of a map'
     tested_options = (dict(patch_size=2),)
 
     def __init__(

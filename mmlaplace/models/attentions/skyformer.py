@@ -36,12 +36,14 @@ class SkyformerAttention(QKVAttention):
     parameters of its own. The output is not divided by a sum of weights. So its scale depends on
     that of queries and keys, and it vanishes where these are large. It also grows with the number
     of tokens. Everything is fp32 under any autocast. :class:`KernelAttention` is the exact form.
+    Landmarks are of the map alone. Prefix tokens are queries and keys like the others.
 
     With ``kernel='laplacian'``, as in an ablation of LaplacianFormer (arXiv 2604.20368), it is
     :math:`k(x, y) = \exp(-\lVert x - y \rVert_1 / \lambda)`, and all else stays.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         num_landmarks: Number of landmarks of the queries, and as many of the keys. ``'pool'`` needs
             a square. Default: 49.
         landmark_method: ``'pool'`` (default) averages cells of the map. ``'random'`` draws tokens
@@ -80,6 +82,7 @@ class SkyformerAttention(QKVAttention):
     """
 
     mixes_queries = True
+    no_prefix_tokens = ''
     tested_options = (
         dict(landmark_method='random', num_landmarks=6, lepe_kernel=3),
         dict(rope=True, num_landmarks=4),
@@ -157,7 +160,7 @@ class SkyformerAttention(QKVAttention):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
-            landmarks = self.landmarks(query, key, hw_shape)
+            landmarks = self.landmarks(self.of_map(query), self.of_map(key), hw_shape)
             mat = self.summed(self.kernel_fn(landmarks, landmarks, self.bandwidth))
             mat = add_ridge(self.summed(mat, -2), self.ridge)
             root = mat.sum(-1, keepdim=True).rsqrt()  # (B, heads, 2 m, 1)

@@ -24,7 +24,8 @@ class SLABAttention(QKVAttention):
     :class:`~mmlaplace.models.layers.PRepBN`.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         eps: :math:`\epsilon`. Default: 1e-6.
         **frame: Fields of :class:`Frame` that differ from ``Frame(key_positions=True,
             lepe_kernel=5, lepe_filters='head_channel')``.
@@ -44,6 +45,7 @@ class SLABAttention(QKVAttention):
     """
 
     frame = Frame(key_positions=True, lepe_kernel=5, lepe_filters='head_channel')
+    no_prefix_tokens = ''
     tested_options = (dict(sr_ratio=2), dict(key_positions=False, rope=True))
 
     def __init__(

@@ -51,9 +51,9 @@ class SOFTAttention(QKVAttention):
     inverse. In this case, :math:`\alpha` is halved once here.
 
     If keys differ from queries (``qkv='qkv'``), landmarks come from the queries, and the second C
-    is computed from the keys: :math:`k(Q, L)\, W^\dagger\, k(K, L)^T V`. A class token is a query
-    and a key like others. It is part of no landmark. Its value is used in place of its convolution,
-    as in the authors' code.
+    is computed from the keys: :math:`k(Q, L)\, W^\dagger\, k(K, L)^T V`. A prefix token, such as
+    a class token, is part of no landmark. Its value is used in place of its convolution, as in the
+    authors' code.
 
     With ``kernel='laplacian'``, as in an ablation of LaplacianFormer (arXiv 2604.20368), it is
     :math:`k(x, y) = \exp(-d^{1/4} \lVert x - y \rVert_1 / \lambda)`, and all else stays. The
@@ -62,7 +62,8 @@ class SOFTAttention(QKVAttention):
     ablation is not at hand.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         normalized: Whether this is SOFT++. Default: True.
         landmark_method: How landmarks are taken from Q, see :class:`Landmarks`. Default:
             ``'conv'``, as in the papers. ``'pool'``, ``'random'`` and ``'first'`` are their
@@ -87,7 +88,6 @@ class SOFTAttention(QKVAttention):
         bandwidth: :math:`\sigma` of the Gaussian :math:`\exp(-d^{1/2} \lVert x - y \rVert_2^2 / (2
             \sigma^2))` or :math:`\lambda` of the Laplacian kernel. Default: :math:`d^{1/4}` of the
             Gaussian, which gives the formula above, and 4 of the Laplacian, LaplacianFormer's best.
-        num_prefix_tokens: Tokens before those of the map, such as a class token. Default: 0.
         **frame: Fields of :class:`Frame` that differ from ``Frame(qkv='shared_qk', lepe_kernel=3,
             lepe_filters='head', lepe_bias=False)``. There are no rotary positions.
 
@@ -115,6 +115,7 @@ class SOFTAttention(QKVAttention):
         gradients='they are those of an inverse, and where W is singular the iteration is none'
     )
     mixes_queries = True
+    no_prefix_tokens = ''
     tested_options = (
         dict(normalized=False, pool_ratio=2),
         dict(landmark_method='pool', num_landmarks=4),
@@ -140,7 +141,6 @@ class SOFTAttention(QKVAttention):
         solver: str = 'newton_schulz',
         kernel: str = 'gaussian',
         bandwidth: Optional[float] = None,
-        num_prefix_tokens: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
@@ -165,7 +165,6 @@ class SOFTAttention(QKVAttention):
         self.num_iters = num_iters
         self.ridge = ridge
         self.solver = solver
-        self.num_prefix_tokens = num_prefix_tokens
         self.landmarks = Landmarks(num_landmarks, pool_ratio, landmark_method, self.head_dims)
         self.landmark_norm = Sequential(nn.LayerNorm(self.head_dims), nn.GELU())
 
@@ -208,8 +207,6 @@ class SOFTAttention(QKVAttention):
             q, k, v, landmarks / shrink, inverse, self.bandwidth, kernel=self.kernel
         )
 
-    def local_branch(self, v: Tensor, x: Tensor, hw_shape: Tuple[int, int]) -> Optional[Tensor]:
-        prefix = self.num_prefix_tokens
-        if self.lepe is None or not prefix:
-            return super().local_branch(v, x, hw_shape)
-        return torch.cat([v[:, :prefix], self.lepe(v[:, prefix:], hw_shape)], dim=1)
+    def local_of_all(self, local: Tensor, v: Tensor) -> Tensor:
+        """The local branch of all tokens, which is the own value for prefix tokens."""
+        return torch.cat([v[:, : self.num_prefix_tokens], local], dim=1)

@@ -29,7 +29,8 @@ class TaylorShiftAttention(QKVAttention):
     large :math:`\tau` opposite keys count like equal ones. Everything is fp32 under any autocast.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         form: ``'auto'`` (default): the direct form while there are no more tokens than features,
             where it is cheaper, and else the linear form. ``'linear'`` or ``'direct'``: always that
             form.
@@ -53,6 +54,7 @@ class TaylorShiftAttention(QKVAttention):
         torch.Size([1, 170, 64])
     """
 
+    no_prefix_tokens = ''
     tested_options = (dict(form='linear', rope=True), dict(form='direct', output_normalized=True))
 
     def __init__(

@@ -9,6 +9,7 @@ from torch import Tensor
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import RotaryOfAllHeads, map_to_tokens, tokens_to_map
+from ..layers.drawing import draw_normal_
 from ..layers.feature_map import convolve_each, taps
 from .base import Projected, QKVAttention
 from .frame import Frame
@@ -62,7 +63,7 @@ class TTTAttention(QKVAttention):
     frame = Frame()
     fixed_options = ('qkv', 'sr_ratio', 'key_positions', 'proj', 'rope_form', 'rope_on')
     mixes_tokens = False
-    no_multihead = 'its inner model convolves a map'
+    no_multihead = no_prefix_tokens = 'its inner model convolves a map'
     tested_options = (dict(rope=True, gate=True, lepe_kernel=3),)
 
     def __init__(
@@ -85,7 +86,7 @@ class TTTAttention(QKVAttention):
             self.rotary = RotaryOfAllHeads(embed_dims)
         shapes = dict(w1=(num_heads, dims, dims), w2=(num_heads, dims, dims), w3=(dims, 3, 3))
         for name, shape in shapes.items():
-            start = nn.init.trunc_normal_(torch.empty(shape), std=0.02)
+            start = draw_normal_(torch.empty(shape))
             self.register_parameter(name, nn.Parameter(start))
 
     def project(self, x: Tensor, hw_shape: Tuple[int, int]) -> Projected:

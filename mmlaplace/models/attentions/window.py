@@ -62,6 +62,8 @@ class WindowAttention(BaseAttention):
         torch.Size([1, 150, 64])
     """
 
+    no_prefix_tokens = 'its windows are of a map'
+
     default_attn_cfg = dict(type='SoftmaxAttention', relative_bias=True)
     tested_options = (
         dict(window_size=3, shifted=True),

@@ -25,7 +25,8 @@ class XCAttention(QKVAttention):
     the softmax are fp32 under any autocast.
 
     Args:
-        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        embed_dims, num_heads, input_resolution, num_prefix_tokens, init_cfg: As in
+            :class:`QKVAttention`.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``. Queries and keys must be of
             the same tokens, so there is no ``sr_ratio``.
 
@@ -47,6 +48,7 @@ class XCAttention(QKVAttention):
     fixed_options = ('sr_ratio',)
     same_tokens = 'its channels compare queries and keys token by token'
     mixes_queries = True
+    no_prefix_tokens = ''
     tested_options = (dict(rope=True, lepe_kernel=3),)
 
     def __init__(

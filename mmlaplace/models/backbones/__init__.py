@@ -6,6 +6,7 @@
 from .cswin import CSWin as CSWin
 from .deit import ViT as ViT
 from .dinov2 import DINOv2 as DINOv2
+from .dinov3 import DINOv3 as DINOv3
 from .efficientvit import EfficientViT as EfficientViT
 from .efficientvit import EfficientViTLarge as EfficientViTLarge
 from .laplacianformer import LaplacianFormer as LaplacianFormer

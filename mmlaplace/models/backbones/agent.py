@@ -199,4 +199,5 @@ FAMILY = Family(
         agent_swin_base_384=dict(crop_pct=1.0),
     ),
     dense=DENSE,
+    licence='none',
 )

@@ -35,5 +35,6 @@ PUBLISHED = {
 FAMILY = Family(
     published=PUBLISHED,
     # Evaluated as data/build.py does: the centre of the shorter side, by timm's defaults.
-    timm=dict(circulant=dict(paper_ids='arXiv:2512.21542', license='mit')),
+    timm=dict(circulant=dict(paper_ids='arXiv:2512.21542')),
+    licence='MIT',
 )

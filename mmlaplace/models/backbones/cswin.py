@@ -175,15 +175,15 @@ DENSE = dense_models(
     'cswin_{}',
     CSWIN_NAMES.of_maps({'norm{i}.': 'norm{i-1}.'}),
     DOWNLOADS.replace('v0.1.0', 'v0.2.0') + '/upernet_cswin_{}.pth',
-    licence='MIT',
 )
 FAMILY = Family(
     {CSWin: 'cswin'},
     PUBLISHED,
     timm=dict(  # as the default_cfgs of models/cswin.py
-        cswin=dict(paper_ids='arXiv:2107.00652', crop_pct=0.9, license='mit'),
+        cswin=dict(paper_ids='arXiv:2107.00652', crop_pct=0.9),
         cswin_base_384=dict(crop_pct=1.0),
         cswin_large_384=dict(crop_pct=1.0),
     ),
     dense=DENSE,
+    licence='MIT',
 )

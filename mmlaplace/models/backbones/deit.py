@@ -1,14 +1,14 @@
-"""ViT, DeiT and DeiT III, and the image towers of CLIP and SigLIP by timm's names."""
+"""ViT, DeiT and DeiT III; the image towers of CLIP and SigLIP, and EVA-02, by timm's names."""
 
 from functools import partial
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ...checkpoints.conversion import NameTable, Rows, map_sides, position_map, within
-from ...checkpoints.published import PublishedModel
+from ...checkpoints.conversion import NameTable, Rows, Target, map_sides, position_map, within
+from ...checkpoints.published import CLIP, MINUS_ONE_TO_ONE, ImageStats, PublishedModel
 from ...checkpoints.rows import (
     ATTENTION,
     BLOCK,
@@ -18,8 +18,11 @@ from ...checkpoints.rows import (
     unchanged,
     zeros,
 )
-from ..layers import PatchEmbed, resize_map
-from ..pyramid import Family, PyramidBackbone, Stage, arch
+from ..layers import PatchEmbed, SwiGLU, resize_map
+from ..layers.checks import check_counts
+from ..pyramid import Family, PlainBackbone, Stage, arch
+from ..pyramid.plain import windows_in_blocks
+from ..pyramid.stage import in_every_block
 
 
 def resize_smooth(x: Tensor, hw_shape: Sequence[int]) -> Tensor:
@@ -36,8 +39,16 @@ def vit(
     layer_scale: Optional[float] = None,
     smooth_positions: bool = False,
     position_norm: bool = False,
+    num_registers: int = 0,
+    learned_positions: bool = True,
+    rope_form: Optional[str] = None,
+    qkv_bias: bool = True,
+    swiglu: bool = False,
+    ffn_norm: bool = False,
+    window_size: int = 0,
+    global_blocks: Optional[Sequence[int]] = None,
 ) -> List[Stage]:
-    """ViT and DeiT: one stage of patches, with learned positions and a class token.
+    """The host of all plain ViTs: one stage of patches, with positions and a class token.
 
     Args:
         patch_size: Side of a patch, in pixels. Default: 16.
@@ -53,10 +64,25 @@ def vit(
         smooth_positions: Whether positions are resized bicubically and without aliasing, as in
             timm. Default: False, bilinearly.
         position_norm: Whether a LayerNorm follows the positions, as in CLIP. Default: False.
+        num_registers: Number of learned tokens behind the class token, which no map and no
+            classifier has. Without a class token there are none. Default: 0.
+        learned_positions: Whether there are learned positions. Default: True.
+        rope_form: Form of rotary positions in the attentions, see :class:`RotaryEmbedding2D`:
+            ``'centred'`` in DINOv3, ``'reference'`` in EVA-02. Prefix tokens have none. Default:
+            None, no such positions.
+        qkv_bias: Whether queries, keys and values have a bias. Default: True.
+        swiglu: Whether FFNs are :class:`SwiGLU`. Default: False.
+        ffn_norm: Whether their product has a norm, as in EVA-02. Default: False.
+        window_size: Side of windows, in tokens, which all blocks have but a few global ones, as in
+            ViTDet. Prefix tokens are seen from each window, see :class:`SoftmaxAttention`. An
+            attention without such windows, as in a hybrid, sees the whole map. Default: 0, none.
+        global_blocks: Numbers of the blocks without windows. Default: the last of each quarter,
+            (2, 5, 8, 11) of 12 blocks.
 
     Raises:
-        ValueError: For a second class token without the first, or ``cpe_kernel`` with a class
-            token.
+        ValueError: For a second class token without the first, ``cpe_kernel`` with a class token,
+            registers that are no positive number, or 0 for none, ``ffn_norm`` without ``swiglu``,
+            and ``global_blocks`` without a ``window_size``.
     """
     if with_dist_token and not with_cls_token:
         raise ValueError(
@@ -68,38 +94,65 @@ def vit(
             f'cpe_kernel={cpe_kernel} convolves a map, where a class token has no place; set '
             'with_cls_token=False'
         )
+    if num_registers != 0:
+        check_counts(num_registers=num_registers)
+    if ffn_norm and not swiglu:
+        raise ValueError('ffn_norm=True is a norm inside of SwiGLU; set swiglu=True')
+    if global_blocks is not None and not window_size:
+        raise ValueError(
+            f'global_blocks={global_blocks!r} are the blocks without windows; set window_size too'
+        )
     tokens: dict = dict(cls_token=with_cls_token, dist_token=with_dist_token, decay=False)
+    if with_cls_token:
+        tokens['num_registers'] = num_registers
+    tokens['learned'] = learned_positions
     if smooth_positions:
         tokens['resize'] = resize_smooth
     if position_norm:
         tokens['norm_cfg'] = dict(type='LN', eps=1e-5)
+    frame: Dict[str, Any] = {} if rope_form is None else dict(rope=True, rope_form=rope_form)
+    if not qkv_bias:
+        frame['qkv_bias'] = False
+    block: Dict[str, Any] = dict(
+        norm_first=norm_first, cpe_kernels=(cpe_kernel, 0), layer_scale=layer_scale
+    )
+    if swiglu:
+        block['ffn_cfg'] = dict(type=SwiGLU, with_norm=ffn_norm)
+    has_position = not cpe_kernel and (learned_positions or with_cls_token or position_norm)
     return [
         Stage(
             partial(PatchEmbed, patch_size=patch_size, norm=False),
             patch_size,
             dict(type='SoftmaxAttention'),
-            position=None if cpe_kernel else tokens,
+            frame=frame,
+            attn_in_blocks=(
+                windows_in_blocks(window_size, global_blocks) if window_size else in_every_block
+            ),
+            position=tokens if has_position else None,
             embed_norm=False,
-            block=dict(norm_first=norm_first, cpe_kernels=(cpe_kernel, 0), layer_scale=layer_scale),
+            block=block,
         )
     ]
 
 
 @MODELS.register_module()
-class ViT(PyramidBackbone):
+class ViT(PlainBackbone):
     """ViT and DeiT: one stage of stride 16, with a class token.
 
     Patches have a side of 16 pixels. Learned positions are resized to the input. Blocks are
-    pre-norm. Arguments are those of :class:`PyramidBackbone` and of the host
+    pre-norm. Arguments are those of :class:`PlainBackbone` and of the host
     :func:`~mmlaplace.models.backbones.deit.vit`. ``layer_scale=1e-4`` gives the layers of DeiT III.
     For the image tower of CLIP, set ``position_norm=True``, ``norm_cfg=dict(type='LN', eps=1e-5)``
     and, where its name says so, ``act_cfg=dict(type='QuickGELU')``: no weight shows the last two.
-    SigLIP's has ``with_cls_token=False``, and its attention pooling is left out.
+    SigLIP's has ``with_cls_token=False``, and its attention pooling is left out. So has SigLIP 2's.
+    EVA-02 has ``rope_form='reference'`` beside learned positions, and ``swiglu=True``.
     Attentions that take no class token need ``with_cls_token=False``. Each value of an arch given
     as a dict has one entry.
 
     Source: ViT (arXiv 2010.11929), DeiT (arXiv 2012.12877), DeiT III (arXiv 2204.07118), CLIP
-    (arXiv 2103.00020), SigLIP (arXiv 2303.15343). The sizes are those of DeiT and DeiT III.
+    (arXiv 2103.00020), SigLIP (arXiv 2303.15343), SigLIP 2 (arXiv 2502.14786), EVA-02 (arXiv
+    2303.11331), windows with global blocks (ViTDet, arXiv 2203.16527). The sizes are those of DeiT
+    and DeiT III.
 
     Examples:
         >>> import torch
@@ -257,6 +310,50 @@ SIGLIP_NAMES = NameTable(
 )
 
 
+# EVA-02 and DINOv3 in timm, which have no bias of keys.
+WITHOUT_KEY_BIAS: Target = [('attn.qkv.bias', unchanged), ('attn.qkv.bias', zeros)]
+EVA02_BLOCK: Rows = {
+    'norm1.': 'norm1.',
+    'norm2.': 'norm2.',
+    # One linear in the smaller two sizes, three in the larger ones.
+    'attn.qkv.weight': 'attn.qkv.weight',
+    'attn.q_bias': WITHOUT_KEY_BIAS,
+    'attn.v_bias': 'attn.qkv.bias',
+    'attn.q_proj.weight': 'attn.qkv.weight',
+    'attn.k_proj.weight': 'attn.qkv.weight',
+    'attn.v_proj.weight': 'attn.qkv.weight',
+    'attn.q_proj.bias': WITHOUT_KEY_BIAS,
+    'attn.v_proj.bias': 'attn.qkv.bias',
+    'attn.proj.': 'attn.proj.',
+    'mlp.fc1.': 'ffn.first.',
+    'mlp.fc1_g.': 'ffn.first.',
+    'mlp.fc1_x.': 'ffn.first.',
+    'mlp.norm.': 'ffn.norm.',
+    'mlp.fc2.': 'ffn.last.',
+}
+EVA02_NAMES = NameTable(
+    {
+        'patch_embed.proj.': 'stages.0.patch_embed.projection.',
+        'cls_token': 'stages.0.position.cls_token',
+        'pos_embed': [
+            ('stages.0.position.cls_position', class_position),
+            ('stages.0.position.map', map_positions),
+        ],
+        **within('stages.0.blocks.{i}.', 'blocks.{i}.', EVA02_BLOCK),
+        'fc_norm.': 'norm0.',  # which timm applies to the mean of the map
+        'head.': None,
+    },
+    ('cls_token', 'pos_embed', 'fc_norm.weight', 'blocks.0.attn.proj.weight'),
+)
+HIDDEN = (8 / 3,)  # in units of the channels
+EVA02_ARCHS = {
+    'tiny': arch((192,), (12,), (3,), HIDDEN),
+    'small': arch((384,), (12,), (6,), HIDDEN),
+    'base': arch((768,), (12,), (12,), HIDDEN),
+    'large': arch((1024,), (24,), (16,), HIDDEN),
+}
+
+
 ADDRESS = 'https://dl.fbaipublicfiles.com/deit'
 
 
@@ -275,7 +372,7 @@ def _deit3(size: str, file: str, **options: Any) -> PublishedModel:
     return PublishedModel((DEIT3_NAMES, DEIT3_OF_TIMM), backbone, f'{ADDRESS}/{file}.pth')
 
 
-def _clip(size: str, page: str, **options: Any) -> PublishedModel:
+def _clip(size: str, page: str, image_stats: ImageStats = CLIP, **options: Any) -> PublishedModel:
     # No tensor tells the activation, but timm's names do.
     backbone = dict(
         type='ViT',
@@ -286,13 +383,38 @@ def _clip(size: str, page: str, **options: Any) -> PublishedModel:
         **options,
     )
     page = f'https://huggingface.co/timm/{page}'
-    return PublishedModel((CLIP_NAMES,), backbone, page=page, head=False)
+    return PublishedModel(
+        (CLIP_NAMES,), backbone, page=page, head=False, image_stats=image_stats, licence='MIT'
+    )
 
 
-def _siglip(size: str, page: str, **options: Any) -> PublishedModel:
+def _siglip(size: Union[str, dict], page: str, **options: Any) -> PublishedModel:
     backbone = dict(type='ViT', arch=size, smooth_positions=True, with_cls_token=False, **options)
     page = f'https://huggingface.co/timm/{page}'
-    return PublishedModel((SIGLIP_NAMES, MEAN_NAMES), backbone, page=page, head=False)
+    names = SIGLIP_NAMES, MEAN_NAMES
+    return PublishedModel(names, backbone, page=page, head=False, image_stats=MINUS_ONE_TO_ONE)
+
+
+SO400M = arch((1152,), (27,), (16,), (3.7362,))
+GIANT_OPT = arch((1536,), (40,), (16,))
+TANH_GELU = dict(type='GELU', approximate='tanh')  # of some sizes of SigLIP, which no weight shows
+
+
+def _eva02(size: str) -> PublishedModel:
+    backbone: Dict[str, Any] = dict(
+        type='ViT',
+        arch=EVA02_ARCHS[size],
+        patch_size=14,
+        smooth_positions=True,
+        rope_form='reference',
+        swiglu=True,
+    )
+    if size in ('base', 'large'):
+        backbone['ffn_norm'] = True
+    page = f'https://huggingface.co/timm/eva02_{size}_patch14_224.mim_in22k'
+    return PublishedModel(
+        (EVA02_NAMES,), backbone, page=page, head=False, image_stats=CLIP, licence='MIT'
+    )
 
 
 QUICK_GELU = dict(type='QuickGELU')  # of OpenAI's weights
@@ -328,8 +450,30 @@ PUBLISHED = {
         'large', 'vit_large_patch14_clip_quickgelu_224.openai', act_cfg=QUICK_GELU, patch_size=14
     ),
     'clip_base': _clip('base', 'vit_base_patch16_clip_224.laion2b'),
-    'clip_large': _clip('large', 'vit_large_patch14_clip_224.laion2b', patch_size=14),
+    'clip_large': _clip(
+        'large', 'vit_large_patch14_clip_224.laion2b', MINUS_ONE_TO_ONE, patch_size=14
+    ),
     'siglip_base': _siglip('base', 'vit_base_patch16_siglip_224.webli'),
     'siglip_large': _siglip('large', 'vit_large_patch16_siglip_256.webli', img_size=256),
+    'siglip_so400m': _siglip(SO400M, 'vit_so400m_patch14_siglip_224.webli', patch_size=14),
+    'siglip2_base': _siglip('base', 'vit_base_patch16_siglip_224.v2_webli'),
+    'siglip2_base_patch32': _siglip(
+        'base',
+        'vit_base_patch32_siglip_256.v2_webli',
+        patch_size=32,
+        img_size=256,
+        act_cfg=TANH_GELU,
+    ),
+    'siglip2_large': _siglip('large', 'vit_large_patch16_siglip_256.v2_webli', img_size=256),
+    'siglip2_so400m': _siglip(
+        SO400M, 'vit_so400m_patch16_siglip_256.v2_webli', img_size=256, act_cfg=TANH_GELU
+    ),
+    'siglip2_so400m_patch14': _siglip(
+        SO400M, 'vit_so400m_patch14_siglip_224.v2_webli', patch_size=14
+    ),
+    'siglip2_giantopt': _siglip(
+        GIANT_OPT, 'vit_giantopt_patch16_siglip_256.v2_webli', img_size=256, act_cfg=TANH_GELU
+    ),
+    **{f'eva02_{size}': _eva02(size) for size in EVA02_ARCHS},
 }
-FAMILY = Family({ViT: 'deit'}, PUBLISHED)
+FAMILY = Family({ViT: 'deit'}, PUBLISHED, licence='Apache-2.0')

@@ -1,7 +1,7 @@
 """DINOv2: a ViT of patches of 14 pixels with layer scales, and with registers or without."""
 
 from dataclasses import replace
-from typing import List, Sequence
+from typing import List, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +13,7 @@ from mmlaplace.ops.precision import upcast
 from ...checkpoints.conversion import NameTable, Rows, position_map
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import unchanged, zeros
-from ..layers.checks import check_counts
-from ..pyramid import Family, PyramidBackbone, Stage, arch
+from ..pyramid import Family, PlainBackbone, Stage, arch
 from .deit import IDENTIFYING, SCALED_ROWS, resize_smooth, vit
 
 
@@ -36,6 +35,8 @@ def dinov2(
     with_cls_token: bool = True,
     num_registers: int = 0,
     layer_scale: float = 1e-5,
+    window_size: int = 0,
+    global_blocks: Optional[Sequence[int]] = None,
 ) -> List[Stage]:
     """DINOv2: a ViT with layer scales, registers, and positions that are resized bicubically.
 
@@ -46,26 +47,32 @@ def dinov2(
         num_registers: Number of learned tokens behind the class token, which no map and no
             classifier has. The authors have 4. Default: 0.
         layer_scale: Value of the layer scales at the start. Default: 1e-5.
+        window_size, global_blocks: Windows of all blocks but a few, as in
+            :func:`~mmlaplace.models.backbones.deit.vit`. Default: 0 and None, no windows.
 
     Raises:
-        ValueError: For registers that are no positive number, or 0 for none.
+        ValueError: As :func:`~mmlaplace.models.backbones.deit.vit`.
     """
-    if num_registers != 0:
-        check_counts(num_registers=num_registers)
-    (stage,) = vit(patch_size, with_cls_token, layer_scale=layer_scale)
+    (stage,) = vit(
+        patch_size,
+        with_cls_token,
+        layer_scale=layer_scale,
+        num_registers=num_registers,
+        window_size=window_size,
+        global_blocks=global_blocks,
+    )
     resize = resize_smooth if num_registers else resize_longer
-    registers = dict(num_registers=num_registers if with_cls_token else 0, resize=resize)
-    return [replace(stage, position={**(stage.position or {}), **registers})]
+    return [replace(stage, position={**(stage.position or {}), 'resize': resize})]
 
 
 @MODELS.register_module()
-class DINOv2(PyramidBackbone):
+class DINOv2(PlainBackbone):
     """DINOv2: a ViT of stride 14 with a class token, layer scales and, if set, registers.
 
     Its weights are trained without labels, and fit images of any size: positions are those of 37 x
-    37 patches, resized bicubically. Arguments are those of :class:`PyramidBackbone`,
-    ``patch_size``, ``with_cls_token``, ``num_registers`` and ``layer_scale``. Attentions that take
-    no class token need ``with_cls_token=False``.
+    37 patches, resized bicubically. Arguments are those of :class:`PlainBackbone` and of the host
+    :func:`~mmlaplace.models.backbones.dinov2.dinov2`. Attentions that take no class token need
+    ``with_cls_token=False``.
 
     Source: DINOv2 (arXiv 2304.07193), registers (arXiv 2309.16588).
 
@@ -126,4 +133,4 @@ PUBLISHED = {
     for registers in (0, 4)
     for size in ('small', 'base', 'large')
 }
-FAMILY = Family({DINOv2: 'dinov2'}, PUBLISHED)
+FAMILY = Family({DINOv2: 'dinov2'}, PUBLISHED, licence='Apache-2.0', weights_licence='Apache-2.0')

@@ -406,7 +406,6 @@ def _segmentors(data: str, sizes: Sequence[str], expands: bool) -> Dict[str, Den
         'efficientvit_{}',
         NameTable(rows, identifying, whole=True),
         f'{HUB}/han-cai/efficientvit-seg/resolve/main/{file}',
-        licence='Apache-2.0',
     )
 
 
@@ -417,5 +416,8 @@ DENSE = {
     **_segmentors('ade20k-512x512', ('l1', 'l2'), expands=True),
 }
 FAMILY = Family(
-    {EfficientViT: 'efficientvit', EfficientViTLarge: 'efficientvit'}, PUBLISHED, dense=DENSE
+    {EfficientViT: 'efficientvit', EfficientViTLarge: 'efficientvit'},
+    PUBLISHED,
+    dense=DENSE,
+    licence='Apache-2.0',
 )

@@ -113,4 +113,5 @@ FAMILY = Family(
         flatten=dict(paper_ids='arXiv:2308.00442', crop_mode='squash'),
         flatten_swin_base_384=dict(crop_pct=1.0),
     ),
+    licence='none',
 )

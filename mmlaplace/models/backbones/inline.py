@@ -104,4 +104,5 @@ FAMILY = Family(
     timm=dict(  # as data/build.py: a square of ⌊S / 0.875⌋
         inline=dict(paper_ids='arXiv:2412.06590', crop_mode='squash')
     ),
+    licence='none',
 )

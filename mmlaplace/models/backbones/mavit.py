@@ -42,4 +42,5 @@ FAMILY = Family(
     PUBLISHED,
     # Evaluated as classfication_release/datasets.py does: the centre, by timm's defaults.
     timm=dict(mavit=dict(paper_ids='arXiv:2507.00698', first_conv='layers.0')),
+    licence='none',
 )

@@ -231,11 +231,12 @@ FILES = {
     ),
     'mlla-{}_upernet_8xb2-160k_ade20k-512x512': dict(base='41760d4a531a4ffc9cbf'),
 }
-DENSE = dense_models(FILES, 'mlla_{}', NAMES.of_maps(MAP_NORMS), CLOUD + '/{}/?dl=1', licence='MIT')
+DENSE = dense_models(FILES, 'mlla_{}', NAMES.of_maps(MAP_NORMS), CLOUD + '/{}/?dl=1')
 FAMILY = Family(
     {MLLA: 'mlla'},
     PUBLISHED,
     # Evaluated as data/build.py does: the centre of the shorter side, by timm's defaults.
-    timm=dict(mlla=dict(paper_ids='arXiv:2405.16605', first_conv='first.0', license='mit')),
+    timm=dict(mlla=dict(paper_ids='arXiv:2405.16605', first_conv='first.0')),
     dense=DENSE,
+    licence='MIT',
 )

@@ -353,7 +353,6 @@ def _dense(
         'mobilevitv2_{}',
         names,
         f'{CVNETS}/{file}-{{}}.pt',
-        licence='Apple sample code',
     )
 
 
@@ -391,4 +390,4 @@ DENSE = {
         range(50, 201, 25),
     ),
 }
-FAMILY = Family({MobileViTv2: 'mobilevitv2'}, PUBLISHED, dense=DENSE)
+FAMILY = Family({MobileViTv2: 'mobilevitv2'}, PUBLISHED, dense=DENSE, licence='Apple sample code')

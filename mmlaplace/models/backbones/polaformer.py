@@ -170,5 +170,6 @@ FAMILY = Family(
         PolaFormerDeiT: 'polaformer-deit',
     },
     PUBLISHED,
-    timm=dict(polaformer=dict(paper_ids='arXiv:2501.15061', crop_mode='squash', license='mit')),
+    timm=dict(polaformer=dict(paper_ids='arXiv:2501.15061', crop_mode='squash')),
+    licence='MIT',
 )

@@ -64,4 +64,5 @@ FAMILY = Family(
     PUBLISHED,
     # Evaluated as data/build.py does: the centre, by timm's defaults.
     timm=dict(polaformerpp=dict(paper_ids='arXiv:2501.15061', first_conv='layers.0')),
+    licence='none',
 )

@@ -284,7 +284,7 @@ V2_FILES = {
 PVT_MAPS = PVT_NAMES.of_maps(
     {'pos_embed4': ('stages.3.position.map', map_positions)}, PVT_NAMES.identifying[1:]
 )
-_drive = dict(page='https://drive.google.com/file/d/{}/view', licence='Apache-2.0')
+_drive = dict(page='https://drive.google.com/file/d/{}/view')
 DENSE = {
     **dense_models(FILES, 'pvt_{}', PVT_MAPS, **_drive),
     **dense_models(V2_FILES, 'pvt_v2_{}', PVTV2_NAMES, **_drive),
@@ -295,7 +295,8 @@ FAMILY = Family(
     # timm has PVTv2, and not PVT. Evaluated as classification/datasets.py does: the centre.
     timm=dict.fromkeys(
         [f'pvt_{size}' for size in ('tiny', 'small', 'medium', 'large')],
-        dict(paper_ids='arXiv:2102.12122', license='apache-2.0'),
+        dict(paper_ids='arXiv:2102.12122'),
     ),
     dense=DENSE,
+    licence='Apache-2.0',
 )

@@ -201,4 +201,5 @@ FAMILY = Family(
     # Evaluated as the authors' datasets.py does: the centre, by timm's defaults.
     timm=dict(ravlt=dict(paper_ids='arXiv:2411.07635', first_conv='layers.0')),
     dense=DENSE,
+    licence='none',
 )

@@ -180,4 +180,4 @@ PUBLISHED = {
 }
 # Evaluated as classification/data/build.py does: the centre, by timm's defaults.
 TIMM = dict(paper_ids='arXiv:2405.11582')
-FAMILY = Family(published=PUBLISHED, timm=dict(slab=TIMM, prepbn=TIMM))
+FAMILY = Family(published=PUBLISHED, timm=dict(slab=TIMM, prepbn=TIMM), licence='none')

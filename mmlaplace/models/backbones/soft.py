@@ -222,7 +222,8 @@ FAMILY = Family(
     {SOFT: 'soft', SOFTPlusPlus: 'softpp'},
     PUBLISHED,
     timm=dict(
-        soft=dict(paper_ids='arXiv:2110.11945', first_conv='layers.0', crop_pct=0.9, license='mit'),
+        soft=dict(paper_ids='arXiv:2110.11945', first_conv='layers.0', crop_pct=0.9),
         softpp=dict(paper_ids='arXiv:2207.03341', first_conv='layers.0'),
     ),
+    licence='MIT',
 )

@@ -256,4 +256,4 @@ PUBLISHED = {
     )
     for size in ('xs', 's', 'l1', 'l3')
 }
-FAMILY = Family({SwiftFormer: 'swiftformer'}, PUBLISHED)
+FAMILY = Family({SwiftFormer: 'swiftformer'}, PUBLISHED, licence='Apache-2.0')

@@ -332,4 +332,4 @@ DENSE = {
         scores={'mIoU': 44.06},
     ),
 }
-FAMILY = Family({Swin: 'swin', SwinV2: 'swinv2'}, PUBLISHED, dense=DENSE)
+FAMILY = Family({Swin: 'swin', SwinV2: 'swinv2'}, PUBLISHED, dense=DENSE, licence='MIT')

@@ -190,8 +190,9 @@ FAMILY = Family(
     PUBLISHED,
     # Evaluated as data/build.py does: the centre of the shorter side, by timm's defaults.
     timm=dict(
-        vit3=dict(paper_ids='arXiv:2512.01643', license='mit'),
-        h_vit3=dict(paper_ids='arXiv:2512.01643', license='mit', first_conv='layers.0'),
+        vit3=dict(paper_ids='arXiv:2512.01643'),
+        h_vit3=dict(paper_ids='arXiv:2512.01643', first_conv='layers.0'),
     ),
-    dense=dense_models(FILES, 'h_vit3_{}', OF_MAPS, CLOUD + '/{}/?dl=1', licence='MIT'),
+    dense=dense_models(FILES, 'h_vit3_{}', OF_MAPS, CLOUD + '/{}/?dl=1'),
+    licence='MIT',
 )

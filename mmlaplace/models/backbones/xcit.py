@@ -1,7 +1,7 @@
 """XCiT: cross-covariance attention, local patch interaction, and class attention at the end."""
 
 from functools import partial
-from math import pi
+from math import ceil, floor, pi
 from typing import Any, Collection, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
@@ -24,6 +24,7 @@ from ..layers.tables import computed_once
 from ..pyramid import Family, PyramidBackbone, Stage, arch, arguments
 
 PATCH_SIZES = (16, 8)
+STRIDES_OF_MAPS = (4, 8, 16, 32)  # of a pyramid
 WAVES = 16  # of a side
 
 
@@ -241,6 +242,7 @@ class XCiTBackbone(PyramidBackbone):
                     f"{depth - 1}, with out_type='featmap' and no out_norms, got {pyramid_blocks}"
                     f' with out_type={self.out_type!r} and out_norms={kwargs.get("out_norms")}'
                 )
+            self.ceil_mode = ceil_mode
             self.pyramid = rescalings(dims, self.stage_strides[0], ceil_mode)
             self.least_side = self.least_side if ceil_mode else 32
         self._freeze_stages()
@@ -257,10 +259,18 @@ class XCiTBackbone(PyramidBackbone):
             others |= {f'pyramid.{name}' for name in self.pyramid.state_dict()}
         return others
 
-    def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
+    def map_sides(self, side: int) -> Tuple[int, ...]:
+        (tokens,) = super().map_sides(side)
+        if self.pyramid is None:
+            return (tokens,)
+        scales = tuple(self.stage_strides[0] / stride for stride in STRIDES_OF_MAPS)
+        rounded = ceil if self.ceil_mode else floor
+        return tuple(rounded(tokens * scale) for scale in scales)
+
+    def _forward(self, x: Tensor) -> Tuple[Tensor, ...]:
         """Images to the last map, to the class token, or to the maps of ``pyramid_blocks``."""
         if self.pyramid is None:
-            return super().forward(x)
+            return super()._forward(x)
         self.check_images(x)
         memory_format = feature_map.memory_format_of(x)
         (stage,) = self.stages
@@ -366,7 +376,6 @@ DENSE = {
         f'xcit_{name}_p{patch}',
         MAP_NAMES[patch],
         f'https://dl.fbaipublicfiles.com/xcit/{file}_xcit_{name}_p{patch}.pth',
-        licence='Apache-2.0',
     )
     for config, file in (
         ('mask-rcnn_{}_fpn_ms-3x_coco', 'coco/maskrcnn'),
@@ -376,4 +385,4 @@ DENSE = {
     for name in ('tiny_12', 'small_12', 'small_24', 'medium_24')
     for patch in (8, 16)
 }
-FAMILY = Family({XCiTBackbone: 'xcit'}, PUBLISHED, dense=DENSE)
+FAMILY = Family({XCiTBackbone: 'xcit'}, PUBLISHED, dense=DENSE, licence='Apache-2.0')

@@ -18,6 +18,7 @@ from .position import PositionEmbedding, RotaryEmbedding2D, RotaryOfAllHeads
 from .rep_norm import PRepBN, RepBN
 from .rms_norm import RMSNorm
 from .signed_powers import signed_powers
+from .swiglu import SwiGLU
 from .windows import join_windows, shifted_window_mask, split_windows
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     'RotaryEmbedding2D',
     'RotaryOfAllHeads',
     'StageLayers',
+    'SwiGLU',
     'TransformerBlock',
     'elu_plus_one',
     'join_windows',

@@ -285,7 +285,8 @@ class TransformerBlock(Block):
         norm_first: Whether the block is pre-norm. Post-norm is ``norm(x + attention(x))``, then
             ``norm(x + ffn(x))``. Default: True.
         norm_cfg: Config of the norms. Default: ``dict(type='LN', eps=1e-6)``.
-        ffn_cfg: Further arguments of :class:`FFN`. Default: none.
+        ffn_cfg: Further arguments of :class:`FFN`. With another ``type``, such as :class:`SwiGLU`,
+            arguments of that, and the ``norm_cfg`` of the block. Default: none.
         drop_path_per: Unit that stochastic depth drops, see :class:`DropPath`. Default: 'sample'.
         layer_scale: Value at the start of a :class:`LayerScale` of both branches. Default: None,
             no scale.
@@ -324,7 +325,11 @@ class TransformerBlock(Block):
         self.norm1 = build_token_norm(norm_cfg, embed_dims)
         self.attn = MODELS.build(attn_cfg)
         self.norm2 = build_token_norm(norm_cfg, embed_dims)
-        self.ffn = FFN(embed_dims, ffn_ratio, drop_rate, **(ffn_cfg or {}))
+        ffn = dict(ffn_cfg or {})
+        make: Any = ffn.pop('type', FFN)
+        if make is not FFN:
+            ffn.setdefault('norm_cfg', norm_cfg)
+        self.ffn = make(embed_dims, ffn_ratio, drop_rate, **ffn)
         self.scale1 = None
         self.scale2 = None
         if layer_scale is not None:

@@ -3,6 +3,7 @@
 from typing import Callable, Dict, Mapping
 
 import torch.nn as nn
+import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -10,6 +11,16 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..known_options import did_you_mean
 from .feature_map import map_to_tokens, tokens_to_map
+
+
+class MapLayerNorm(nn.LayerNorm):
+    """A LayerNorm over the channels of each pixel of maps ``(B, C, H, W)``, as in ViTDet."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.permute(0, 2, 3, 1)  # (B, H, W, C)
+        x = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+        return x.permute(0, 3, 1, 2)
+
 
 # OpenMMLab's names, which are in the registry only where mmcv is imported.
 TOKEN_NORMS: Dict[str, type] = {'LN': nn.LayerNorm}
@@ -19,6 +30,7 @@ MAP_NORMS: Dict[str, Callable[..., nn.Module]] = {
     'BN': nn.BatchNorm2d,
     'BN2d': nn.BatchNorm2d,
     'SyncBN': nn.SyncBatchNorm,
+    'LN2d': MapLayerNorm,
     'GN': lambda channels, num_groups=32, **options: nn.GroupNorm(num_groups, channels, **options),
 }
 
@@ -60,13 +72,15 @@ def build_token_norm(norm_cfg: dict, embed_dims: int) -> nn.Module:
 
     Args:
         norm_cfg: ``dict(type='LN', eps=1e-6)``, ``'RMSN'`` (torch >= 2.4), ``'BN'``, ``'SyncBN'``,
-            ``'GN'`` or a registered class that takes C first. ``requires_grad=False`` freezes its
-            parameters. Other keys are its arguments.
+            ``'GN'``, ``'LN2d'`` or a registered class that takes C first. ``requires_grad=False``
+            freezes its parameters. Other keys are its arguments.
         embed_dims: Channels C.
 
     Raises:
         ValueError: For a config without a known type.
     """
+    if isinstance(norm_cfg, dict) and norm_cfg.get('type') == 'LN2d':
+        norm_cfg = dict(norm_cfg, type='LN')  # of tokens, it is the same
     if isinstance(norm_cfg, dict) and norm_cfg.get('type') in tuple(MAP_NORMS):
         return MapNorm(build_map_norm(norm_cfg, embed_dims))
     norm = _build_norm(norm_cfg, embed_dims, {**TOKEN_NORMS, **MAP_NORMS}, 'tokens')
@@ -79,7 +93,7 @@ def build_token_norm(norm_cfg: dict, embed_dims: int) -> nn.Module:
 
 
 def build_map_norm(norm_cfg: dict, channels: int) -> nn.Module:
-    """A norm over the channels of maps ``(B, C, H, W)``: ``'BN'``, ``'SyncBN'``, ``'GN'``, a class.
+    """A norm of maps ``(B, C, H, W)``: ``'BN'``, ``'SyncBN'``, ``'GN'``, ``'LN2d'`` or a class.
 
     Arguments and errors are those of :func:`build_token_norm`.
     """

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .block import FFN, LayerScale
 from .build import build_token_norm
+from .drawing import draw_normal_
 from .pairs import softmax_attention
 
 LAYER_NORM = dict(type='LN', eps=1e-6)
@@ -115,7 +116,7 @@ class ClassAttention(BaseModule):
     ) -> None:
         super().__init__()
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dims))
-        nn.init.trunc_normal_(self.cls_token, std=0.02)
+        draw_normal_(self.cls_token)
         sizes = (embed_dims, num_heads, ffn_ratio, layer_scale, norm_tokens, norm_cfg)
         self.layers = ModuleList(ClassAttentionLayer(*sizes, **ffn) for _ in range(2))
         self.norm = build_token_norm(norm_cfg or LAYER_NORM, embed_dims)

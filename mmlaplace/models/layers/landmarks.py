@@ -170,7 +170,7 @@ class Landmarks(nn.Module):
         if self.side is not None:
             options = dict(cells=self._sides(hw_shape))
         if rotary is not None:
-            options.update(rotary=rotary.table(x, hw_shape), rotary_form=rotary.form)
+            options.update(rotary=rotary.table(x, hw_shape), rotary_form=rotary.pairing)
         return pooled_landmarks(x, hw_shape, **options)
 
     def _convolved(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:

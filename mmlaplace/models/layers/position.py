@@ -1,4 +1,4 @@
-from typing import Callable, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Optional, Sequence, Set, Tuple
 
 import torch
 import torch.nn as nn
@@ -16,6 +16,7 @@ from mmlaplace.ops.rotary import (
 )
 
 from .build import build_token_norm
+from .drawing import draw_normal_
 from .feature_map import map_to_tokens, resize_map
 from .tables import computed_once
 
@@ -35,6 +36,14 @@ def table_of_map(
     return rotary_table(
         height, width, pairs, theta, form, torch.empty(0, dtype=dtype, device=device)
     )
+
+
+def table_behind_prefix(num_prefix_tokens: int, *sizes: Any) -> Tensor:
+    """The :func:`table_of_map`, behind tokens that do not turn: of cosine 1 and sine 0."""
+    table = table_of_map(*sizes)
+    still = table.new_zeros(2, table.shape[1], num_prefix_tokens)
+    still[0] = 1
+    return torch.cat([still, table], dim=2)
 
 
 def factors_of_map(
@@ -74,14 +83,19 @@ class RotaryEmbedding2D(nn.Module):
     the column. Pair p of the P pairs of an axis turns by
     :math:`\mathrm{position} \cdot \theta^{-p / P}`. With ``form='pairs'`` the power is
     :math:`\theta^{-p / (P - 1)}`. Positions are whole token steps, so a larger image continues
-    them. Channels after the largest multiple of 4 stay as they are.
+    them. With ``'centred'`` and ``'reference'`` they divide the side of any image alike.
+    Channels after the largest multiple of 4 stay as they are.
 
     Args:
         head_dims: Channels d of a head.
-        theta: Base :math:`\theta` of the wavelengths. Default: 100, as maps have tens of rows, not
-            thousands (RoPE-ViT, arXiv 2403.13298). With ``form='pairs'`` it is 10000.
-        form: Which two channels form a pair. ``'half'`` (default): c and c + d/2. ``'pairs'``: 2c
-            and 2c + 1, as in RALA, MALA and NaLaFormer.
+        theta: Base :math:`\theta` of the wavelengths. Default: 100 where c and c + d/2 are a pair,
+            as maps have tens of rows, not thousands (RoPE-ViT, arXiv 2403.13298), and 10000 where
+            2c and 2c + 1 are one.
+        form: Which two channels form a pair, and which position token i of the n of a side has.
+            ``'half'`` (default): c and c + d/2, and i. ``'pairs'``: 2c and 2c + 1, and i, as in
+            RALA, MALA and NaLaFormer. ``'centred'``: c and c + d/2, and
+            :math:`2 \pi \, ((2 i + 1) / n - 1)`, as in DINOv3. ``'reference'``: 2c and 2c + 1, and
+            :math:`16\, i / n`, as in EVA-02.
 
     Raises:
         ValueError: For an unknown form.
@@ -96,20 +110,26 @@ class RotaryEmbedding2D(nn.Module):
     def __init__(self, head_dims: int, theta: Optional[float] = None, form: str = 'half') -> None:
         super().__init__()
         if form not in ROPE_FORMS:
-            raise ValueError(f'form must be one of {ROPE_FORMS}, got {form!r}')
+            raise ValueError(f'form must be one of {tuple(ROPE_FORMS)}, got {form!r}')
         self.pairs = head_dims // 4
-        self.form = self.pairing = form
-        self.theta = theta or (100.0 if form == 'half' else 10000.0)
+        self.form = form
+        self.pairing = ROPE_FORMS[form]
+        self.theta = theta or (100.0 if self.pairing == 'half' else 10000.0)
 
-    def table(self, x: Tensor, hw_shape: Tuple[int, int]) -> Optional[Tensor]:
+    def table(
+        self, x: Tensor, hw_shape: Tuple[int, int], num_prefix_tokens: int = 0
+    ) -> Optional[Tensor]:
         """Cosines and sines ``(2, 2 * pairs, N)`` for tokens like ``x``; None for no pairs.
 
         They are at least fp32. No buffer holds them: a model in half precision would round it.
+        With ``num_prefix_tokens``, N counts that many tokens before the map, which do not turn.
         """
         if self.pairs == 0:
             return None
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         sizes = (*hw_shape, self.pairs, self.theta, self.form, dtype)
+        if num_prefix_tokens:
+            return computed_once(table_behind_prefix, num_prefix_tokens, *sizes, like=x)
         return computed_once(table_of_map, *sizes, like=x)
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
@@ -167,6 +187,8 @@ class PositionEmbedding(BaseModule):
         cls_token: Whether there is a class token. It has a position of its own. Default: False.
         dist_token: Whether a second one follows it, as in distilled DeiT. Default: False.
         num_registers: Number of further tokens behind these, which have no positions. Default: 0.
+        learned: Whether there are learned positions. Otherwise it puts tokens before those of the
+            map, and the attentions have positions of their own. Default: True.
         drop_rate: Dropout rate of the sums. Default: 0.
         decay: Whether weight decay acts on the positions. It does in the authors' code of SOFT and
             PVT, but not in that of DeiT. The tokens themselves never decay. Default: True.
@@ -182,6 +204,7 @@ class PositionEmbedding(BaseModule):
         torch.Size([1, 171, 64])
     """
 
+    map: Optional[nn.Parameter]
     cls_token: Optional[nn.Parameter]
     dist_token: Optional[nn.Parameter]
     registers: Optional[nn.Parameter]
@@ -197,6 +220,7 @@ class PositionEmbedding(BaseModule):
         num_registers: int = 0,
         resize: Optional[Callable[[Tensor, Sequence[int]], Tensor]] = None,
         norm_cfg: Optional[dict] = None,
+        learned: bool = True,
     ) -> None:
         super().__init__()
         if (dist_token or num_registers) and not cls_token:
@@ -205,28 +229,29 @@ class PositionEmbedding(BaseModule):
                 'set cls_token=True'
             )
         self.decay, self.resize = decay, resize or resize_map
-        self.map = nn.Parameter(torch.zeros(1, embed_dims, *resolution))
+        self.map = nn.Parameter(torch.zeros(1, embed_dims, *resolution)) if learned else None
         for name, present in (('cls', cls_token), ('dist', dist_token)):
-            for kind in ('token', 'position'):
-                value = nn.Parameter(torch.zeros(1, 1, embed_dims)) if present else None
+            for kind, needed in (('token', present), ('position', present and learned)):
+                value = nn.Parameter(torch.zeros(1, 1, embed_dims)) if needed else None
                 setattr(self, f'{name}_{kind}', value)
         self.registers = None
         if num_registers:
             self.registers = nn.Parameter(torch.zeros(1, num_registers, embed_dims))
         self.drop = nn.Dropout(drop_rate)
         for parameter in self.parameters():
-            nn.init.trunc_normal_(parameter, std=0.02)
+            draw_normal_(parameter)
         self.norm: nn.Module = nn.Identity()
         if norm_cfg is not None:
             self.norm = build_token_norm(norm_cfg, embed_dims)
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, T + N, C)``, with the T tokens of no place first."""
-        x = x + map_to_tokens(self.resize(self.map, hw_shape))  # (B, N, C)
+        if self.map is not None:
+            x = x + map_to_tokens(self.resize(self.map, hw_shape))  # (B, N, C)
         if self.cls_token is not None:
-            first = [self.cls_token + self.cls_position]
+            first = [_placed(self.cls_token, self.cls_position)]
             if self.dist_token is not None:
-                first.append(self.dist_token + self.dist_position)
+                first.append(_placed(self.dist_token, self.dist_position))
             if self.registers is not None:
                 first.append(self.registers)
             x = torch.cat([*(y.expand(x.shape[0], -1, -1) for y in first), x], dim=1)
@@ -239,4 +264,11 @@ class PositionEmbedding(BaseModule):
 
     def resize_weight(self, name: str, value: Tensor) -> Tensor:
         """The map of a checkpoint, resized to the size of this module."""
-        return self.resize(value, self.map.shape[2:]) if name == 'map' else value
+        if name != 'map' or self.map is None:
+            return value
+        return self.resize(value, self.map.shape[2:])
+
+
+def _placed(token: Tensor, position: Optional[Tensor]) -> Tensor:
+    """A token with its position, if it has one."""
+    return token if position is None else token + position

@@ -18,6 +18,8 @@ from .recomputing import is_recomputing, statistics_kept
 TORCHS_FORWARDS = (nn.BatchNorm1d.forward, nn.SyncBatchNorm.forward)
 # The most forwards before the backward pass of the first of them.
 RECENT = 64
+# Far below any difference of two means.
+LEAST = 1e-30
 
 
 @MODELS.register_module()
@@ -84,7 +86,10 @@ class PRepBN(RepBN):
 
     A forward that activation checkpointing computes again does not count, and takes the
     :math:`\lambda` of the first. The norm finds that by its tokens, among those of the last 64
-    forwards.
+    forwards. If a batch passes twice before one backward pass, a random number tells the two
+    apart: each forward in training draws one, and checkpointing draws the same one again. With
+    ``preserve_rng_state=False`` of ``torch.utils.checkpoint`` it does not, and the
+    :math:`\lambda` may be that of the other forward of the batch.
 
     Args:
         embed_dims: Channels C.
@@ -118,8 +123,8 @@ class PRepBN(RepBN):
         self.layer_norm = nn.LayerNorm(embed_dims, eps=eps)
         # No integer, because averages of models leave integers out, or round them.
         self.register_buffer('forwards', torch.zeros((), dtype=torch.float32))
-        # Of each recent forward: a mean of its tokens, and the count before it.
-        self.recent: Deque[Tuple[Tensor, Tensor]] = deque(maxlen=RECENT)
+        # Of each recent forward: a mean of its tokens, its random number, and the count before it.
+        self.recent: Deque[Tuple[Tensor, Tensor, Tensor]] = deque(maxlen=RECENT)
 
     def forward(self, x: Tensor) -> Tensor:
         """``(B, N, C) -> (B, N, C)``."""
@@ -134,17 +139,24 @@ class PRepBN(RepBN):
 
     def forwards_before(self, x: Tensor) -> Tensor:
         """Count a forward of tokens, unless it is computed again; the count before the first."""
-        if is_recomputing() and self.recent:
-            means, counts = map(torch.stack, zip(*self.recent))
-            differences = (means - mean_of_some(x)).abs().sum(-1)
-            # The last of equal ones, such as those of an image in several epochs.
-            nearest = len(differences) - 1 - differences.flip(0).argmin()
-            return counts[nearest]
+        traced = is_compiling() or is_transforming()
+        mark = None if traced else mark_of(x)
+        if mark is not None and self.recent and is_recomputing():
+            return self.count_before(*mark)
         before = self.forwards.clone()
         self.forwards.add_(1)
-        if not is_compiling() and not is_transforming():
-            self.recent.append((mean_of_some(x), before))
+        if mark is not None:
+            self.recent.append((*mark, before))
         return before
+
+    def count_before(self, mean: Tensor, number: Tensor) -> Tensor:
+        """The count before the recent forward with the nearest mark."""
+        means, numbers, counts = map(torch.stack, zip(*self.recent))
+        differences = (means - mean).abs().sum(-1, dtype=torch.float32)
+        # Where the same batch has passed several times, the number decides.
+        differences += LEAST * (numbers - number).abs().to(differences.device)
+        # The last of equal ones.
+        return counts[len(differences) - 1 - differences.flip(0).argmin()]
 
     def _apply(self, fn: Callable, *args: Any, **kwargs: Any) -> 'PRepBN':
         """Change the module as PyTorch does, but keep the count out of halves, which end early."""
@@ -159,7 +171,11 @@ class PRepBN(RepBN):
         return f'steps={self.steps}, warmup={self.warmup}'
 
 
-def mean_of_some(x: Tensor) -> Tensor:
-    """The mean of up to 127 tokens ``(..., C)``, by which a batch is known again."""
+def mark_of(x: Tensor) -> Tuple[Tensor, Tensor]:
+    """The mean of up to 127 tokens ``(..., C)``, and a random number.
+
+    A batch that is computed again has the same, as checkpointing restores the random state of the
+    CPU for tensors of any device.
+    """
     tokens = x.detach().flatten(0, -2)
-    return tokens[:: max(1, len(tokens) // 64)].mean(0)
+    return tokens[:: max(1, len(tokens) // 64)].mean(0), torch.rand((), device='cpu')

@@ -42,6 +42,11 @@ class Windows(NamedTuple):
             out = take_rows(x, self.tokens, self.empty)
         return out.reshape(out.shape[0] * (out.shape[1] // self.size), self.size, out.shape[2])
 
+    def split_apart(self, x: Tensor) -> Tensor:
+        """``(B, N, C) -> (B, windows, size, C)``, as :meth:`split`. ``B`` may be 0."""
+        windows = 1 if self.tokens is None else self.tokens.shape[0] // self.size
+        return self.split(x).unflatten(0, (-1, windows))
+
     def join(self, x: Tensor) -> Tensor:
         """``(B * windows, size, C) -> (B, N, C)``."""
         if self.tokens is None or self.places is None:

@@ -2,7 +2,8 @@
 
 from .base import PyramidBackbone
 from .family import Family
+from .plain import PlainBackbone
 from .sizes import MICRO, STRIDES, arch
 from .stage import Stage
 
-__all__ = ['MICRO', 'STRIDES', 'Family', 'PyramidBackbone', 'Stage', 'arch']
+__all__ = ['MICRO', 'STRIDES', 'Family', 'PlainBackbone', 'PyramidBackbone', 'Stage', 'arch']

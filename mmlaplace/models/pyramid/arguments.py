@@ -70,6 +70,12 @@ def parse_out_indices(
         return tuple(range(num_stages))
     indices = (out_indices,) if isinstance(out_indices, int) else tuple(out_indices)
     exist = all(isinstance(i, int) and -num_stages <= i < num_stages for i in indices)
+    if not exist and num_stages == 1:
+        raise ValueError(
+            f'out_indices must be 0 or -1, the only stage of a plain ViT, got {out_indices}; for a '
+            'head of several strides, leave it out and put a pyramid behind the backbone by '
+            'neck=mmlaplace.plain_pyramid(backbone), as configs/heads/plain does'
+        )
     if not indices or not exist:
         raise ValueError(
             f'out_indices must be stages from 0 to {num_stages - 1}, or from -{num_stages} to -1, '

@@ -8,7 +8,10 @@ from torch import Tensor
 from torch.fx import Proxy
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mmlaplace.ops.backend import ceil_div
+
 from ...checkpoints.strict_loading import StrictLoading
+from .. import valid_parts
 from ..known_options import KnownOptions
 from ..layers import feature_map, tokens_to_map
 from ..layers.build import build_token_norm
@@ -60,6 +63,9 @@ class PyramidBackbone(KnownOptions, StrictLoading):
             with its positions. k freezes the stem and the first k stages. Default: -1.
         norm_eval: Whether BatchNorms stay in eval mode during training. Default: False.
         with_cp: Whether blocks recompute their activations in the backward pass. Default: False.
+        mask_padding: Whether to leave out the padding of batches, so that an image gets the maps
+            that it gets alone, and zeros where it is padded. ``ValidPartsDetDataPreprocessor`` or
+            :func:`set_valid_shapes` says which part of an image is valid. Default: False.
         init_cfg: As in mmengine, but ``type='Pretrained'`` loads strictly, see
             :class:`mmlaplace.engine.StrictLoading`. Default: truncated normal linears.
         **host_options: Arguments of the host's function.
@@ -70,6 +76,8 @@ class PyramidBackbone(KnownOptions, StrictLoading):
         ValueError: For an unknown or incomplete arch, a value with another number of entries than
             stages, or ``out_indices``, ``out_type``, ``frozen_stages``, ``drop_path_rate``,
             ``img_size``, ``in_channels`` or ``out_norms`` out of range.
+        RuntimeError: In a forward with ``mask_padding`` in training, for a batch without known
+            valid parts, and for BatchNorms that train: set ``norm_eval=True``.
     """
 
     host: Callable[..., List[Stage]]  # a function, without self
@@ -93,6 +101,7 @@ class PyramidBackbone(KnownOptions, StrictLoading):
         frozen_stages: int = -1,
         norm_eval: bool = False,
         with_cp: bool = False,
+        mask_padding: bool = False,
         init_cfg: Union[dict, List[dict], None] = None,
         **host_options: Any,
     ) -> None:
@@ -112,6 +121,7 @@ class PyramidBackbone(KnownOptions, StrictLoading):
         self.out_type = out_type
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
+        self.mask_padding = mask_padding
         self.img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
         self.least_side = layout[0].stride  # of an image, in pixels
         rates = arguments.drop_path_rates(drop_path_rate, self.depths)
@@ -148,6 +158,15 @@ class PyramidBackbone(KnownOptions, StrictLoading):
         """The channels of what the forward returns, one number for each of ``out_indices``."""
         copies = self.class_tokens if self.out_type == 'cls_token' else 1
         return tuple(copies * self.embed_dims[i] for i in self.out_indices)
+
+    def map_sides(self, side: int) -> Tuple[int, ...]:
+        """The sides of the returned maps of images with a side of so many pixels."""
+        sides = []
+        for stage, stride in zip(self.stages, self.stage_strides):
+            rounds_up = getattr(stage.patch_embed, 'ceil_mode', True)
+            side = ceil_div(side, stride) if rounds_up else side // stride
+            sides.append(side)
+        return tuple(sides[i] for i in self.out_indices)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -193,6 +212,15 @@ class PyramidBackbone(KnownOptions, StrictLoading):
         Raises:
             ValueError: If ``x`` does not have four axes, or has a side under ``least_side``.
         """
+        if self.mask_padding:
+            shapes, forwards = valid_parts.parts_of(self, x)
+            if shapes is not None:
+                sizes = list(zip(*map(self.map_sides, x.shape[-2:])))
+                return valid_parts.forward_of_parts(self._forward, x, shapes, sizes, forwards)
+        return self._forward(x)
+
+    def _forward(self, x: Tensor) -> Tuple[Tensor, ...]:
+        """The maps of images that are valid as a whole."""
         self.check_images(x)
         memory_format = feature_map.memory_format_of(x)
         outs = []

@@ -17,13 +17,17 @@ class Family(NamedTuple):
             none, for a paper of an attention alone.
         published: The authors' classifiers by name, with their names of parameters. Default: none.
         timm: By the start of names in timm, with ``_`` for ``-``, what timm is to know of these
-            models, as in its default configs: ``paper_ids``, ``license``, ``first_conv``, inside
+            models, as in its default configs: ``paper_ids``, ``first_conv``, inside
             of the first patch embedding (default: ``'projection'``), and how the authors evaluate,
             ``crop_pct`` (default: 0.875) and ``crop_mode`` (default: ``'center'``). Of several
             starts of a name, the longer ones change the shorter ones. Without any, a backbone or
             published classifier is no model of timm. Default: none.
         dense: The detectors and segmentors that the authors released, by the name of the config
             here. Default: none.
+        licence: That of the authors' repository, such as ``'MIT'``; ``'none'`` if it has none, and
+            nothing if that is not known here. Models of other repositories have their own. All
+            lists, pages and messages take it from here. Default: ''.
+        weights_licence: That of the files, where the authors say it apart. Default: ''.
 
     Examples:
         >>> from mmlaplace.models import FAMILIES
@@ -37,3 +41,5 @@ class Family(NamedTuple):
     published: Mapping[str, PublishedModel] = {}
     timm: Mapping[str, Dict[str, Any]] = {}
     dense: Mapping[str, DenseModel] = {}
+    licence: str = ''
+    weights_licence: str = ''

@@ -101,11 +101,14 @@ class Stage:
             if attn is None:
                 configs.append(None)
                 continue
-            if prefix and not takes(attention_class(attn['type']), 'num_prefix_tokens'):
+            cls = attention_class(attn['type'])
+            if prefix and not takes(cls, 'num_prefix_tokens'):
+                reason = getattr(cls, 'no_prefix_tokens', 'its class has no such option')
                 raise ValueError(
                     f'the class token needs an attention that takes num_prefix_tokens, such as '
-                    f'SoftmaxAttention, got {attn["type"]!r}; set with_cls_token=False, or keep '
-                    "the host's attention in this stage by a None in a list of configs"
+                    f'SoftmaxAttention, and {attn["type"]!r} does not: {reason}; set '
+                    "with_cls_token=False, or keep the host's attention in this stage by a None in "
+                    'a list of configs'
                 )
             configs.append({**with_frame(attn, self.frame), **prefix, **sizes})
         return configs

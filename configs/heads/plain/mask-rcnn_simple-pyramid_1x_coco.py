@@ -1,0 +1,19 @@
+# Mask R-CNN on a plain ViT, with ViTDet's simple pyramid in the place of FPN.
+_base_ = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
+from mmlaplace import backbone_config, normalization, plain_pyramid
+
+custom_imports = dict(imports=['mmlaplace'])
+
+backbone_name = '{{$BACKBONE:dinov2-small}}'
+backbone = backbone_config(backbone_name, pretrained=True)
+model = dict(
+    data_preprocessor=normalization(backbone_name),
+    backbone=dict(_delete_=True, **backbone),
+    neck=dict(_delete_=True, **plain_pyramid(backbone, num_outs=5)),
+)
+optim_wrapper = dict(
+    _delete_=True,
+    type='OptimWrapper',
+    optimizer=dict(type='AdamW', lr=1e-4, weight_decay=0.05),
+    constructor='NoDecayOptimWrapperConstructor',
+)
