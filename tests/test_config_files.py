@@ -7,8 +7,11 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 
 import mmlaplace
+from mmlaplace.checkpoints import PUBLISHED
+from mmlaplace.checkpoints.released import PAGES_OF_TIMM
 from mmlaplace.commands.command_line import read_config
 
+PLAIN_HEADS = sorted((ROOT / 'configs/heads/plain').glob('*.py'))
 MASK_RCNN = 'detection/laplacianformer/mask-rcnn_laplacianformer-micro_fpn_mini.py'
 
 
@@ -56,7 +59,7 @@ def test_a_backbone_by_name_is_a_dict_that_builds_it():
     # The name of a classifier keeps its settings.
     own = mmlaplace.backbone_config('ravlt-tiny_8xb128_in1k', pretrained=True)
     assert own['out_norms'] is False and own['out_indices'] == (3,)
-    assert own['init_cfg'] == dict(type='Pretrained', checkpoint='mmlaplace://ravlt_tiny')
+    assert own['init_cfg'] == dict(type='Pretrained', checkpoint='mmlaplace://ravlt-tiny')
     assert 'out_norms' not in mmlaplace.backbone_config('ravlt-tiny')
 
 
@@ -110,3 +113,49 @@ def test_a_config_of_either_kind_takes_the_channels_from_its_backbone(write):
         config = Config.fromfile(mine)
         assert config.model.neck.in_channels == [64, 160, 256]
         assert Config.fromstring(config.pretty_text, '.py').model == config.model.to_dict()
+
+
+def test_images_are_normalised_as_those_of_the_weights_were():
+    timm = pytest.importorskip('timm')
+    of_timm = {
+        name: model.page.removeprefix(PAGES_OF_TIMM)
+        for name, model in PUBLISHED.items()
+        if model.page.startswith(PAGES_OF_TIMM)
+    }
+    assert len(of_timm) > 20
+    for name, place in of_timm.items():
+        theirs = timm.get_pretrained_cfg(place)
+        for address in (f'mmlaplace://{name}', f'timm://{place}'):
+            given = mmlaplace.normalization(address)
+            for key in ('mean', 'std'):
+                expected = [255 * each for each in getattr(theirs, key)]
+                assert given[key] == pytest.approx(expected, abs=1e-3), address
+    imagenet = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])
+    for name in ('ravlt_tiny', 'ravlt-tiny', 'laplacianformer-micro', 'mmlaplace://nobodys'):
+        assert mmlaplace.normalization(name) == imagenet
+    with pytest.raises(ValueError, match="no model or backbone 'siglip3'; similar"):
+        mmlaplace.normalization('siglip3')
+
+
+@pytest.mark.parametrize('path', PLAIN_HEADS, ids=lambda path: path.stem)
+def test_heads_of_plain_vits_normalise_images_as_the_weights_want(path, monkeypatch):
+    pytest.importorskip('mmdet')
+    pytest.importorskip('mmseg')
+    for name, mean in (('siglip2-base', 127.5), ('clip_base', 122.771), ('dinov2-small', 123.675)):
+        monkeypatch.setenv('BACKBONE', name)
+        preprocessor = Config.fromfile(path).model.data_preprocessor
+        assert preprocessor.mean[0] == mean and preprocessor.bgr_to_rgb
+        assert preprocessor.std[0] == {122.771: 68.501, 123.675: 58.395}.get(mean, mean)
+
+
+def test_a_model_of_ones_own_has_the_normalization_of_its_weights():
+    for weights, mean in (('mmlaplace://siglip2-base', 127.5), ('work_dirs/a.pth', 123.675)):
+        model = mmlaplace.model_config('deit-small', 3, weights=weights)
+        assert model['data_preprocessor']['mean'][0] == mean
+
+
+def test_a_backbone_in_the_spelling_of_timm_starts_from_its_weights():
+    for name in ('ravlt_tiny', 'siglip2_base', 'siglip2-base'):
+        backbone = mmlaplace.backbone_config(name, pretrained=True)
+        address = f'mmlaplace://{name.replace("_", "-")}'
+        assert backbone['init_cfg'] == dict(type='Pretrained', checkpoint=address)

@@ -9,10 +9,17 @@ A hybrid keeps some blocks of softmax: those of --keep-blocks, or those whose lo
 harm, which is measured block by block (--keep), or as many of these as a budget of time allows
 (--budget). The numbers of blocks go through all stages, from 0.
 
+With --for the backbone goes into a detector or segmentor. The first argument is then the name of
+released weights too, timm://NAME or mmlaplace://NAME, and the checkpoint those weights. The neck
+and the channels follow from the backbone. The head is random, unless the checkpoint has it.
+
 It writes a config, a checkpoint and a log into the work directory. The config and the checkpoint
-are for tools/test.py, and for tools/train.py, by which one can fine-tune them.
+are for tools/test.py, and for tools/train.py, by which one can fine-tune them. A config with a
+random head is for tools/train.py.
 
 Examples:
+  python tools/linearize.py timm://vit_small_patch16_dinov3 --attention AgentAttention \\
+      --for mmlaplace::heads/plain/mask-rcnn_simple-pyramid_1x_coco.py --budget 0.6 --image-size 1024
   python tools/linearize.py CONFIG CHECKPOINT --attention FLattenAttention
   python tools/linearize.py CONFIG CHECKPOINT --attention LaplacianAttention \\
       --options num_landmarks=16 --layer-steps 2000 --whole-steps 4000 --lr 5e-4
@@ -36,7 +43,14 @@ from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 
 from mmlaplace.analysis.measuring import interleave, model_job
-from mmlaplace.checkpoints import UnsafeCheckpointError, load_weights, write_weights
+from mmlaplace.checkpoints import (
+    UnsafeCheckpointError,
+    load_weights,
+    read_state_dict,
+    write_weights,
+)
+from mmlaplace.checkpoints.of_timm import is_of_timm
+from mmlaplace.checkpoints.released import is_name
 from mmlaplace.commands.command_line import (
     ToolParser,
     check_backbone,
@@ -45,19 +59,49 @@ from mmlaplace.commands.command_line import (
     without_hint,
     write_json,
 )
+from mmlaplace.commands.refusals import first_checks
 from mmlaplace.commands.terminal import command
 from mmlaplace.commands.toolbox_scripts import end_process_groups
+from mmlaplace.engine.first_checks import FirstCheckError, check_data, check_maps, is_on
 from mmlaplace.lab.figures import new_figure, save
-from mmlaplace.linearizing import Schedule, hybrids, losses, softmax_places, swapping
+from mmlaplace.linearizing import (
+    ImagesAlone,
+    Schedule,
+    data_loader,
+    host_of,
+    hybrids,
+    losses,
+    named_host,
+    softmax_places,
+    swapping,
+)
 from mmlaplace.linearizing.distilling import distill, image_batches
-from mmlaplace.model_zoo import build_model
+from mmlaplace.model_zoo import build_model, import_toolbox
+from mmlaplace.models.initialising import initialise
+from mmlaplace.other_backbone import on_backbone
 from mmlaplace.toolboxes import image_channels
 from mmlaplace.writing import whole_file
+
+WINDOWS = {'window_size', 'global_blocks'}
 
 
 def parse_arguments():
     parser = ToolParser(__doc__)
-    parser.add_trained_model('classifier, detector or segmentor with softmax')
+    parser.add_trained_model('classifier, detector or segmentor with softmax', named=True)
+    parser.add_argument(
+        '--for',
+        dest='head',
+        metavar='CONFIG',
+        help='a detector or segmentor that gets the backbone: a path, or such as '
+        'mmlaplace::heads/retinanet_fpn_1x_coco.py or mmdet::…; CONFIG may then be the name '
+        'timm://NAME or mmlaplace://NAME, with its own weights unless CHECKPOINT is given',
+    )
+    parser.add_argument(
+        '--data',
+        metavar='CONFIG',
+        help='of any toolbox, whose train_dataloader has the images, without labels; default: '
+        'that of --for, or else of the model',
+    )
     parser.add_argument(
         '--backbone-only',
         action='store_true',
@@ -150,8 +194,27 @@ def parse_arguments():
     options.merge_from_dict(args.options)  # names with dots become dicts
     args.options = options.to_dict()
     args.names = list(dict.fromkeys(each.partition(':')[0] for each in args.attention))
+    named = is_name(args.config)
+    if named and args.head is None:
+        parser.error(
+            f'{args.config} is a backbone; --for names the detector or segmentor that gets it, '
+            'such as mmlaplace::heads/plain/mask-rcnn_simple-pyramid_1x_coco.py'
+        )
+    if args.checkpoint is None and not named:
+        parser.error(
+            f'{args.config} needs a checkpoint with its weights behind it, which only timm://NAME '
+            'and mmlaplace://NAME have themselves'
+        )
+    if args.head and args.loss == 'task':
+        parser.error(
+            f'--loss task needs a trained head, and that of --for {args.head} is not; train '
+            'linearized.py by tools/train.py after this, or take another --loss'
+        )
+    if args.data and args.loss == 'task':
+        parser.error(f'--loss task reads labels, and --data {args.data} gives images alone')
     if args.work_dir is None:
-        args.work_dir = Path('work_dirs', '_'.join([Path(args.config).stem, *args.names]))
+        parts = [stem(each) for each in (args.config, args.head) if each]
+        args.work_dir = Path('work_dirs', '_'.join([*parts, *args.names]))
     if min(args.layer_steps, args.whole_steps, args.search_steps) < 0 or args.lr <= 0:
         parser.error(
             f'steps must not be negative and --lr must be positive, got {args.layer_steps}, '
@@ -178,6 +241,51 @@ def parse_arguments():
     return parser, args
 
 
+def stem(name):
+    """The last part of the path or name of a config."""
+    return name.rpartition('/')[2].removesuffix('.py')
+
+
+def softmax_model(parser, args):
+    """The config of the model with softmax: that of a file, or a head's on a backbone."""
+    if args.head is None:
+        images = () if args.data else ('train_dataloader',)
+        return read_config(args.config, 'default_scope', 'model.backbone', *images)
+    with parser.refusing(ImportError, ValueError):
+        if is_name(args.config):
+            host = named_host(args.config)
+        else:
+            host = host_of(read_config(args.config, 'model.backbone'))
+    head = read_config(args.head, 'default_scope', 'model.backbone')
+    with parser.refusing(ImportError, ValueError, FirstCheckError, start=f'{args.head}: '):
+        cfg = on_backbone(head, host.backbone, host.normalization)
+        check_maps(cfg)
+    args.checkpoint = args.checkpoint or host.checkpoint
+    return cfg
+
+
+def image_config(parser, args, cfg):
+    """The config that has the images, with a train_dataloader, and what normalises these."""
+    name = args.data or args.head or args.config
+    data = read_config(args.data) if args.data else cfg
+    with parser.refusing(ImportError, ValueError):
+        data.train_dataloader = data_loader(data, name)
+        data.setdefault('default_scope', cfg.default_scope)
+        import_toolbox(data.default_scope)
+    if not args.data:
+        return data, None
+    model = cfg.model.get('data_preprocessor') or cfg.get('data_preprocessor') or {}
+    return data, ImagesAlone(model).to(args.device)
+
+
+def has_head(model, checkpoint):
+    """Whether a checkpoint has weights of a model's heads, behind its backbone and neck."""
+    if is_of_timm(checkpoint):
+        return False
+    heads = {name for name, _ in model.named_children()} - {'backbone', 'neck', 'data_preprocessor'}
+    return any(name.partition('.')[0] in heads for name in read_state_dict(checkpoint))
+
+
 def swapped(cfg, old, args, keep=()):
     """The config and the model of a new attention, and the names of the attentions that differ."""
     new_cfg, places = Config(cfg.to_dict()), softmax_places(old.backbone)
@@ -192,7 +300,7 @@ def swapped(cfg, old, args, keep=()):
         free.model.backbone.frozen_stages = -1  # or they would not be trained here
     torch.manual_seed(args.seed)
     new = build_model(free)
-    new.init_weights()
+    initialise(new)
     if args.backbone_only:
         new.head = None
     swaps = {place: i for place, i in places.items() if place in plan and place not in keep}
@@ -225,6 +333,7 @@ def hybrid(args, cfg, old, new, places, batches, settings):
         args.search_steps,
         args.lr,
         amp=args.amp,
+        budget=args.budget,
     )
     made = {}
 
@@ -283,10 +392,12 @@ def main() -> None:
     out = args.work_dir / 'linearized.pth'
     if out.exists():
         parser.error(f'{out} is there already; remove it, or take another --work-dir')
-    cfg = read_config(args.config, 'default_scope', 'model.backbone', 'train_dataloader')
+    cfg = softmax_model(parser, args)
+    data, preprocessor = image_config(parser, args, cfg)
     torch.manual_seed(args.seed)
     check_backbone(cfg, args.config)
-    content = hashlib.sha256(cfg.pretty_text.encode()).hexdigest()
+    text = cfg.pretty_text + (data.pretty_text if args.data else '')
+    content = hashlib.sha256(text.encode()).hexdigest()
     old = build_model(cfg)
     settings = dict(
         config_sha256=content, attention=args.attention, options=args.options, seed=args.seed
@@ -303,19 +414,24 @@ def main() -> None:
         new_cfg, new, linear = swapped(cfg, old, args, keep)
         if args.keep is not None:
             hybrids.check_keep(args.keep, len(linear))
-    if args.backbone_only:
-        old.head = None
     try:
+        if args.head and not has_head(old, args.checkpoint):
+            args.backbone_only = True
+        if args.backbone_only:
+            old.head = None
         load_weights(old.backbone if args.backbone_only else old, args.checkpoint)
     except (UnsafeCheckpointError, FileNotFoundError, ImportError, ValueError) as error:
         without_head = not args.backbone_only and 'missing' in str(error) and 'head.' in str(error)
         hint = '; of a file without a head, --backbone-only takes the backbone' * without_head
         parser.error(without_hint(error) + hint)
     share = take_over(new, old, linear)
-    with parser.refusing(ValueError, FloatingPointError):
-        with DefaultScope.overwrite_default_scope(cfg.default_scope):
-            loader = Runner.build_dataloader(cfg.train_dataloader, seed=args.seed)
-        batches = image_batches(old, loader, labels=args.loss == 'task')
+    # Errors of data end in one sentence, too.
+    with first_checks(data, ('train',)), parser.refusing(ValueError, FloatingPointError):
+        with DefaultScope.overwrite_default_scope(data.default_scope):
+            loader = Runner.build_dataloader(data.train_dataloader, seed=args.seed)
+        if args.loss == 'task' and is_on(cfg):  # the others read no labels
+            check_data(dict(train=loader.dataset), old, cfg.default_scope)
+        batches = image_batches(old, loader, args.loss == 'task', preprocessor)
         new, old = new.to(args.device), old.to(args.device)
         if args.keep or args.budget:
             new_cfg, new, linear = hybrid(args, cfg, old, new, linear, batches, settings)
@@ -325,6 +441,12 @@ def main() -> None:
             f'{" and ".join(args.names)} {takes} {len(linear)} of {len(places)} places of softmax; '
             f"{100 * share:.1f} % of the backbone's parameters are kept"
         )
+        left_out = cfg.model.backbone.keys() & WINDOWS - new_cfg.model.backbone.keys()
+        if left_out:
+            say(
+                f'{" and ".join(sorted(left_out))} of the config are left out, as no block with '
+                'softmax in windows stays'
+            )
         settings.update(
             config=args.config,
             checkpoint=args.checkpoint,
@@ -340,6 +462,8 @@ def main() -> None:
     if args.backbone_only:
         weights = {name: value for name, value in weights.items() if name.startswith('backbone.')}
         new_cfg.model.backbone.init_cfg = dict(type='Pretrained', checkpoint=str(out.absolute()))
+    else:
+        new_cfg.load_from = str(out.absolute())  # for training; a test names the checkpoint
     with whole_file(args.work_dir / 'linearized.py') as temporary:
         new_cfg.dump(temporary)
     write_json(args.work_dir / 'linearized.json', dict(settings=settings, kept=share, **done))
@@ -348,6 +472,11 @@ def main() -> None:
     last = (f'{made["losses"][-1]:.3g} ({phase})' for phase, made in done.items() if made['losses'])
     print(f'last losses: {", ".join(last)}; wrote {out}')
     config = str(args.work_dir / 'linearized.py')
+    if args.head:
+        print(
+            f'{config} is a {new_cfg.model.type} on the hybrid of {new_cfg.model.backbone.type}, '
+            f'whose head is {"random" if args.backbone_only else "that of the checkpoint"}'
+        )
     tool, model = ('train.py', [config]) if args.backbone_only else ('test.py', [config, str(out)])
     print(command(Path(__file__).absolute().with_name(tool), shlex.join(model)))
     end_process_groups()

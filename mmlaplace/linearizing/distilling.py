@@ -274,7 +274,9 @@ def write_state(path: Path, content: Dict[str, Any]) -> None:
     write_whole(path, file.getvalue())
 
 
-def image_batches(model: Any, loader: Any, labels: bool = False) -> Callable[[int], Iterator]:
+def image_batches(
+    model: Any, loader: Any, labels: bool = False, preprocessor: Optional[Callable] = None
+) -> Callable[[int], Iterator]:
     """What :func:`distill` takes: the images of a data loader, as the model normalises them.
 
     Args:
@@ -282,6 +284,8 @@ def image_batches(model: Any, loader: Any, labels: bool = False) -> Callable[[in
         loader: The data loader, whose passes are shuffled anew.
         labels: Whether to give whole batches, with ``data_samples`` beside ``inputs``. Default:
             False, only the images.
+        preprocessor: In the place of the model's, for a loader of another toolbox, such as
+            :class:`ImagesAlone`. Default: None.
 
     Raises:
         ValueError: If the loader has no batch.
@@ -306,7 +310,7 @@ def image_batches(model: Any, loader: Any, labels: bool = False) -> Callable[[in
     def batches(step: int) -> Iterator:
         following = passes(step) if endless is None else islice(endless, step, None)
         for data in following:
-            batch = model.data_preprocessor(data, True)
+            batch = (preprocessor or model.data_preprocessor)(data, True)
             yield batch if labels else batch['inputs']
 
     return batches

@@ -210,17 +210,13 @@ def choose(
         >>> plan.linear, plan.keep, plan.time
         (['a'], ['b', 'c'], 0.7)
     """
-    places, whole = list(harms), costs[WHOLE]['softmax']
+    places = list(harms)
     if (keep is None) == (budget is None):
         raise ValueError(f'give either keep or budget, got keep={keep} and budget={budget}')
-    saved = {place: costs['softmax'][place] - costs['linear'][place] for place in places}
-    # Inside of a model, where caches are cold, an attention takes longer than when it runs alone.
-    in_whole, alone = whole - costs[WHOLE]['linear'], sum(saved.values())
-    if in_whole > 0 and alone > 0:
-        saved = {place: seconds * in_whole / alone for place, seconds in saved.items()}
+    saved = _saved(costs)
 
     def time_of(linear: Sequence[str]) -> float:
-        return round((whole - sum(saved[place] for place in linear)) / whole, 9)
+        return _time_without(saved, linear)
 
     def harm_of_all(linear: Sequence[str]) -> float:
         return sum(harms[place] for place in linear)
@@ -230,14 +226,9 @@ def choose(
         order = sorted(places, key=lambda place: harms[place])
         linear = order[: len(places) - keep]
     else:
-        limit = check_budget(budget)
+        limit = check_reachable(costs, budget)
         useful = [place for place in places if saved[place] > 0]
         order = sorted(useful, key=lambda p: saved[p] / max(harms[p], 1e-30), reverse=True)
-        if time_of(order) > limit:
-            raise ValueError(
-                f'the budget {limit} cannot be met at this size: the smallest that can be reached '
-                f'is {time_of(order):.3f}, with {len(order)} of {len(places)} blocks linear'
-            )
         linear = next(order[:n] for n in range(len(order) + 1) if time_of(order[:n]) <= limit)
         for place in sorted(linear, key=lambda p: harms[p], reverse=True):
             others = [one for one in linear if one != place]
@@ -253,6 +244,24 @@ def choose(
         harm_of_all(linear),
         [(time_of(taken), harm_of_all(taken)) for taken in steps],
     )
+
+
+def _saved(costs: Mapping[str, Any]) -> Dict[str, float]:
+    """The time that each attention saves, in units of the softmax model's.
+
+    All of them add up to the difference of the whole backbones.
+    """
+    whole = costs[WHOLE]['softmax']
+    saved = {p: (costs['softmax'][p] - costs['linear'][p]) / whole for p in costs['softmax']}
+    # Inside of a model, where caches are cold, an attention takes longer than when it runs alone.
+    in_whole, alone = 1 - costs[WHOLE]['linear'] / whole, sum(saved.values())
+    if in_whole > 0 and alone > 0:
+        saved = {place: share * in_whole / alone for place, share in saved.items()}
+    return saved
+
+
+def _time_without(saved: Mapping[str, float], linear: Sequence[str]) -> float:
+    return round(1 - sum(saved[place] for place in linear), 9)
 
 
 def choose_measured(
@@ -308,6 +317,24 @@ def check_budget(budget: Any) -> float:
     return float(budget)
 
 
+def check_reachable(costs: Mapping[str, Any], budget: Any) -> float:
+    """The budget, or a ValueError if it takes more to have all blocks linear that save time.
+
+    Args:
+        costs: As :func:`block_costs` gives them.
+        budget: As in :func:`choose`.
+    """
+    limit, saved = check_budget(budget), _saved(costs)
+    useful = [place for place in saved if saved[place] > 0]
+    smallest = _time_without(saved, useful)
+    if smallest > limit:
+        raise ValueError(
+            f'the budget {limit} cannot be met at this size: the smallest that can be reached is '
+            f'{smallest:.3f}, with {len(useful)} of {len(saved)} blocks linear'
+        )
+    return limit
+
+
 def measure_blocks(
     new: Any,
     old: Any,
@@ -320,6 +347,7 @@ def measure_blocks(
     lr: float = 1e-3,
     timer: Optional[Callable] = None,
     amp: bool = False,
+    budget: Optional[float] = None,
 ) -> Dict[str, Any]:
     """Harms and costs of all softmax attentions. What an interrupted call measured is kept.
 
@@ -336,12 +364,15 @@ def measure_blocks(
         steps, lr: As in :func:`harm_of`. Default: 50, 1e-3.
         timer: As in :func:`block_costs`. Default: the clock.
         amp: As in :func:`harm_of`. Default: False.
+        budget: As in :func:`choose`. One that cannot be met is refused before harms are measured.
+            Default: None.
 
     Returns:
         ``harms`` of :func:`harm_of` by name, and ``costs``.
 
     Raises:
-        ValueError: If the file was made with other settings, or cannot be read.
+        ValueError: If the file was made with other settings, or cannot be read, and for a budget
+            that no hybrid meets.
     """
     settings = dict(
         settings,
@@ -352,19 +383,21 @@ def measure_blocks(
         weights_sha256=weights_sha256(old),
     )
     found = of_first_process(read_blocks(path, settings))
-    todo = [place for place in places if place not in found['harms']]
-    images = batches() if todo else []
-    passes = passes_of(old, todo, images, steps, amp) if todo else None
     write = dist.master_only(lambda: write_whole(path, json.dumps(found, indent=2) + '\n'))
-    for place in todo:
-        found['harms'][place] = harm_of(new, old, place, images, steps, lr, passes, amp)
-        write()
     machine = describe_machine(sample.device)
     where = f'{machine.get("GPU", machine["CPU"])}, {machine["threads"]} threads'
     name = of_first_process(f'{" x ".join(map(str, sample.shape))} on {where}')
     if name not in found['costs']:
         costs = block_costs(new, old, places, sample, timer)
         found['costs'][name] = of_first_process(costs)
+        write()
+    if budget is not None:
+        check_reachable(found['costs'][name], budget)
+    todo = [place for place in places if place not in found['harms']]
+    images = batches() if todo else []
+    passes = passes_of(old, todo, images, steps, amp) if todo else None
+    for place in todo:
+        found['harms'][place] = harm_of(new, old, place, images, steps, lr, passes, amp)
         write()
     return dict(harms=found['harms'], costs=found['costs'][name])
 

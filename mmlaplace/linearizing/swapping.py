@@ -13,7 +13,8 @@ from ..models.attentions.frame import QKV_FORMS
 from ..models.attentions.scaled_cosine import ScaledCosineAttention
 from ..models.attentions.softmax import SoftmaxAttention
 from ..models.attentions.window import WindowAttention
-from ..models.pyramid.options import attention_class
+from ..models.pyramid import PlainBackbone
+from ..models.pyramid.options import attention_class, takes
 
 SOFTMAX = (SoftmaxAttention, ScaledCosineAttention)  # and no class that derives from them
 
@@ -150,7 +151,8 @@ def linear_config(
 ) -> dict:
     """The config of a backbone, with another attention wherever it has softmax.
 
-    Windows, other attentions and all sizes stay as they are.
+    Windows, other attentions and all sizes stay as they are. The ``window_size`` of a plain ViT is
+    left out, with its ``global_blocks``, if no block that stays has such windows.
 
     Args:
         cfg: Config of the backbone.
@@ -162,7 +164,8 @@ def linear_config(
             Default: ().
 
     Raises:
-        ValueError: For an unknown attention, softmax itself, or as :func:`softmax_places`.
+        ValueError: For an unknown attention, softmax itself, an attention that takes no class
+            tokens and registers where there are some, or as :func:`softmax_places`.
 
     Examples:
         >>> from mmengine.registry import MODELS
@@ -183,6 +186,8 @@ def linear_config(
         cls = attention_class(new['type'])
         if cls in SOFTMAX or (cls is WindowAttention and places[place] in windows):
             raise ValueError(f'{new["type"]} has softmax itself; choose a linear attention')
+        if place not in keep:
+            _check_takes_tokens(cls, backbone, places[place])
     whole, changed = range(backbone.num_stages), []
     for i, stage in enumerate(backbone.stages):
         old = _of_stage(cfg.get('attn_cfg'), i, type(stage['blocks'][0].attn))
@@ -200,7 +205,34 @@ def linear_config(
     cfg = copy.deepcopy(dict(cfg))
     one = next(iter(attention.values()))
     cfg['attn_cfg'] = one if changed == [_at(one, i) for i in whole] else changed
+    windowed = any(_has_windows(backbone, place, attention, keep) for place in places)
+    if isinstance(backbone, PlainBackbone) and not windowed:
+        for name in ('window_size', 'global_blocks'):
+            cfg.pop(name, None)
     return cfg
+
+
+def _has_windows(
+    backbone: Any, place: str, attention: Mapping[str, dict], keep: Collection[str]
+) -> bool:
+    """Whether an attention of a plain ViT has windows, and still has them in the new backbone."""
+    if not getattr(backbone.get_submodule(place), 'window_size', 0):
+        return False
+    stays = place in keep or place not in attention
+    return stays or takes(attention_class(attention[place]['type']), 'window_size')
+
+
+def _check_takes_tokens(cls: Any, backbone: Any, stage: int) -> None:
+    """Refuse an attention of maps alone for a stage with class tokens or registers."""
+    count = backbone.cls_tokens[stage]
+    if not count or takes(cls, 'num_prefix_tokens'):
+        return
+    reason = getattr(cls, 'no_prefix_tokens', 'its class has no such option')
+    raise ValueError(
+        f'{type(backbone).__name__} has {count} tokens before the map, class tokens or registers, '
+        f'which {cls.__name__} does not take: {reason}; choose one that does, such as '
+        'FLattenAttention or AgentAttention, or a backbone without such tokens, such as SigLIP'
+    )
 
 
 def _of_stage(attn_cfg: Any, number: int, cls: Any) -> Optional[dict]:
