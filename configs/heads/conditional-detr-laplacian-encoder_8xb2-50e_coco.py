@@ -4,7 +4,7 @@ from mmlaplace import backbone_config, channels
 
 custom_imports = dict(imports=['mmlaplace'])
 
-backbone = backbone_config('{{$BACKBONE:ravlt-tiny}}', pretrained=True, out_indices=(2,))
+backbone = backbone_config('{{$BACKBONE:cswin-tiny}}', pretrained=True, out_indices=(2,))
 model = dict(
     type='ModelWithAttentions',
     model_type='ConditionalDETR',

@@ -4,7 +4,7 @@ from mmlaplace import backbone_config, channels
 
 custom_imports = dict(imports=['mmlaplace'])
 
-backbone = backbone_config('{{$BACKBONE:ravlt-tiny}}', pretrained=True, out_indices=(1, 2, 3))
+backbone = backbone_config('{{$BACKBONE:cswin-tiny}}', pretrained=True, out_indices=(1, 2, 3))
 model = dict(
     data_preprocessor=dict(
         mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], bgr_to_rgb=True

@@ -4,10 +4,10 @@ from mmlaplace import backbone_config, channels
 
 custom_imports = dict(imports=['mmlaplace'])
 
-backbone = backbone_config('{{$BACKBONE:ravlt-tiny}}', pretrained=True)
+backbone = backbone_config('{{$BACKBONE:cswin-tiny}}', pretrained=True)
 model = dict(
     backbone=dict(_delete_=True, **backbone),
-    neck=dict(in_channels=channels(backbone)),
+    neck=dict(in_channels=channels(backbone, maps=4)),
 )
 optim_wrapper = dict(
     _delete_=True,

@@ -4,9 +4,9 @@ from mmlaplace import backbone_config, channels
 
 custom_imports = dict(imports=['mmlaplace', 'mmdet.models'])
 
-backbone = backbone_config('{{$BACKBONE:ravlt-tiny}}', pretrained=True)
+backbone = backbone_config('{{$BACKBONE:cswin-tiny}}', pretrained=True)
 model = dict(
     backbone=dict(_delete_=True, **backbone),
-    decode_head=dict(in_channels=channels(backbone)),
+    decode_head=dict(in_channels=channels(backbone, maps=4)),
 )
 optim_wrapper = dict(constructor='NoDecayOptimWrapperConstructor')

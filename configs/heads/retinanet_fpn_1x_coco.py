@@ -4,7 +4,7 @@ from mmlaplace import backbone_config, channels
 
 custom_imports = dict(imports=['mmlaplace'])
 
-backbone = backbone_config('{{$BACKBONE:ravlt-tiny}}', pretrained=True, out_indices=(1, 2, 3))
+backbone = backbone_config('{{$BACKBONE:cswin-tiny}}', pretrained=True, out_indices=(1, 2, 3))
 model = dict(
     backbone=dict(_delete_=True, **backbone),
     neck=dict(in_channels=channels(backbone), start_level=0),

@@ -4,11 +4,11 @@ from mmlaplace import backbone_config, channels
 
 custom_imports = dict(imports=['mmlaplace'])
 
-backbone = backbone_config('{{$BACKBONE:ravlt-tiny}}', pretrained=True)
+backbone = backbone_config('{{$BACKBONE:cswin-tiny}}', pretrained=True)
 model = dict(
     pretrained=None,
     backbone=dict(_delete_=True, **backbone),
-    decode_head=dict(in_channels=channels(backbone)),
+    decode_head=dict(in_channels=channels(backbone, maps=4)),
     auxiliary_head=dict(in_channels=channels(backbone)[2]),
 )
 optim_wrapper = dict(
@@ -17,3 +17,5 @@ optim_wrapper = dict(
     optimizer=dict(type='AdamW', lr=1e-4, weight_decay=0.05),
     constructor='NoDecayOptimWrapperConstructor',
 )
+# The base ends at SGD's 1e-4, at which AdamW starts.
+param_scheduler = [dict(_base_.param_scheduler[0], eta_min=0.0)]

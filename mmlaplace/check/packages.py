@@ -14,7 +14,10 @@ from ..version import __version__
 from .finding import Finding, describe
 from .fixes import PIP, TESTED_SET, complete_set_up, fix_import, gpu_arches, install, is_fork
 
-AFTER_MMDET = 'mmlaplace.models.ssd'  # is imported with the models of mmdet, if these are
+# These are imported with the models of mmdet and of mmseg, if these are.
+AFTER_TOOLBOXES = tuple(
+    f'mmlaplace.models.{name}' for name in ('ssd', 'det_preprocessor', 'seg_preprocessor')
+)
 
 
 def check_versions() -> List[Finding]:
@@ -136,7 +139,7 @@ def check_types_in(toolbox: str) -> Finding:
     ours = {
         name: cls
         for name, cls in MODELS.module_dict.items()
-        if cls.__module__.startswith('mmlaplace.') and cls.__module__ != AFTER_MMDET
+        if cls.__module__.startswith('mmlaplace.') and cls.__module__ not in AFTER_TOOLBOXES
     }
     try:
         models = import_module(f'{toolbox}.registry').MODELS

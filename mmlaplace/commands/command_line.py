@@ -8,7 +8,7 @@ import sys
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, Mapping, NoReturn, Optional, Tuple, Type
+from typing import Any, Dict, Iterable, Iterator, Mapping, NoReturn, Optional, Tuple, Type, Union
 
 import torch
 import torch.nn as nn
@@ -17,6 +17,7 @@ from mmengine.registry import MODELS
 
 from ..analysis.recording import IMAGENET
 from ..checkpoints import UnsafeCheckpointError, load_weights, refuse_code
+from ..config_files import config_file
 from ..model_zoo import build_model
 from ..models.known_options import KnownOptions
 from ..writing import print_in_any_locale, write_whole
@@ -95,11 +96,18 @@ class ToolParser(argparse.ArgumentParser):
             hidden = dict(dest='image_size', default=argparse.SUPPRESS, help=argparse.SUPPRESS)
             self.add_argument(former, **{**kwargs, **hidden})
 
-    def add_trained_model(self, kind: str) -> None:
-        """Add the arguments ``config`` and ``checkpoint``."""
+    def add_trained_model(self, kind: str, named: bool = False) -> None:
+        """Add the arguments ``config`` and ``checkpoint``.
+
+        Args:
+            kind: Of the model, for the help.
+            named: Whether the checkpoint may be left out, as a config by the name of weights has
+                these. Default: False.
+        """
         self.add_argument('config', help=f'of a trained {kind}')
         self.add_argument(
             'checkpoint',
+            nargs='?' if named else None,
             help='its weights: a path, an address, hf://OWNER/NAME, timm://NAME or mmlaplace://NAME',
         )
 
@@ -175,20 +183,26 @@ def end_tool(message: str) -> NoReturn:
     sys.exit(f'{name}: error: {message}')
 
 
-def read_config(path: str, *keys: str, options: Optional[dict] = None) -> Config:
-    """Read a config, and change its options.
+def read_config(
+    path: Union[str, os.PathLike], *keys: str, options: Optional[dict] = None
+) -> Config:
+    """Read a config by its path, or by a name as ``mmdet::…``, and change its options.
 
     The tool ends with an error if there is no such file, if it is no config, or if it lacks one of
     ``keys``, such as ``'model.backbone'``.
     """
-    if not os.path.isfile(path):
+    try:
+        file = config_file(str(path))
+    except (ImportError, OSError, ValueError) as error:
+        end_tool(str(error))
+    if not os.path.isfile(file):
         end_tool(f'there is no config {path}; check the path')
     try:
-        cfg = Config.fromfile(path)
+        cfg = Config.fromfile(file)
     except Exception as error:  # a config in Python can raise any
         reason = f'{type(error).__name__}: {error}'
         end_tool(f'{path} cannot be read as a config ({reason}); mend it, or name another one')
-    cfg.merge_from_dict(options or {})
+    change_options(cfg, options)
     for key in keys:
         value = cfg
         for part in key.split('.'):
@@ -293,3 +307,18 @@ def preprocessor_of(config: str) -> Mapping[str, Any]:
 def write_json(path: Path, content: dict) -> None:
     """Write a JSON file as :func:`write_whole` does."""
     write_whole(path, json.dumps(content, indent=2) + '\n')
+
+
+def change_options(cfg: Config, options: Optional[dict]) -> None:
+    """Set the options of ``--cfg-options`` in a config.
+
+    The tool ends with an error if one names a part of a value that has no parts, as with
+    ``model.backbone.init_cfg.checkpoint`` where ``init_cfg`` is None.
+    """
+    try:
+        cfg.merge_from_dict(options or {})
+    except TypeError as error:
+        given = ' '.join(f'{name}={value}' for name, value in (options or {}).items())
+        reason = str(error).split('. ')[0]  # mmengine's advice behind it is for files
+        whole = 'write the whole value into a config, with this one as its _base_'
+        end_tool(f'--cfg-options {given} cannot be set: {reason}; {whole}')

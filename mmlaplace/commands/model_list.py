@@ -13,17 +13,21 @@ from rich.table import Table
 from ..checkpoints import PUBLISHED
 from ..checkpoints.dense import DENSE
 from ..checkpoints.published import describe
+from ..checkpoints.released import spelled
 from ..model_zoo import TASKS, ModelInfo, find_models, list_models, matches, near_names
+from ..models import FAMILIES
 from ..toolboxes import TOOLBOXES
 
-COLUMNS = ('name', 'task', 'params (M)', 'MACs (G)', 'published score', 'config')
+COLUMNS = ('name', 'task', 'params (M)', 'MACs (G)', 'published score', 'licence', 'config')
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command, and the function that runs it."""
     parser.description = (
         'List the models and backbones. Parameters and MACs are counted on our models, – where '
-        'they are not counted. Scores are those that the papers published.'
+        'they are not counted. Those of a backbone are of its classifier, with the head. Scores '
+        'are those that the papers published. The licence is that of the repository with the '
+        "authors' weights."
     )
     parser.add_argument(
         'patterns',
@@ -69,7 +73,7 @@ def show_weights(args: argparse.Namespace) -> int:
         return 2
     for pattern in args.patterns:
         if not list_published([pattern]):
-            near = ', '.join(near_names(pattern.replace('-', '_'), [*PUBLISHED, *DENSE]))
+            near = ', '.join(near_names(pattern, [*map(spelled, PUBLISHED), *DENSE]))
             sys.stderr.write(f'no released weights match {pattern!r}; similar names are {near}\n')
             return 1
     sys.stdout.write(list_published(args.patterns) + '\n')
@@ -89,7 +93,11 @@ def list_published(patterns: Sequence[str] = ('*',)) -> str:
     for known, models in ((fits, PUBLISHED), (dense, DENSE)):
         names = [name for name in known if matches(name.replace('-', '_'), wanted)]
         width = max(map(len, names), default=0)
-        lines += [f'{name:{width}}  {known[name]}  {models[name].place}' for name in names]
+        lines += [
+            f'{spelled(name):{width}}  {known[name]}  {models[name].place}  '
+            f'licence {models[name].licence or "not known"}'
+            for name in names
+        ]
     return '\n'.join(lines)
 
 
@@ -103,6 +111,7 @@ def entry(model: ModelInfo) -> Dict[str, Any]:
         parameters=model.metadata.get('Parameters'),
         macs=model.metadata.get('MACs'),
         published={metric: published[metric] for metric in metrics if metric in published},
+        licence=FAMILIES[model.family].licence or None,
         config=str(model.config.resolve()) if model.config else None,
     )
 
@@ -122,6 +131,7 @@ def show(rows: list) -> None:
             '–' if parameters is None else f'{parameters / 1e6:.2f}',
             '–' if macs is None else f'{macs / 1e9:.2f}',
             scores or '–',
+            row['licence'] or '–',
             path_from_here(row['config']) if row['config'] else '–',
         )
     Console(width=1000, highlight=False).print(table)

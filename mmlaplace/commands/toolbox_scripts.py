@@ -14,7 +14,7 @@ from ..checkpoints import UnsafeCheckpointError, is_read_safely, read_state_dict
 from ..engine.first_checks import FirstCheckError, check_config, is_on
 from ..toolboxes import PACKAGES, toolbox_script
 from ..writing import print_in_any_locale
-from .command_line import check_backbone, end_tool, read_config
+from .command_line import change_options, check_backbone, end_tool, read_config
 from .refusals import first_checks
 from .terminal import keep_noise_from_terminal, last_words
 
@@ -44,7 +44,7 @@ def check_checkpoints(script: Path) -> Config:
 
     args = runpy.run_path(str(script), run_name=script.stem)['parse_args']()
     cfg = Config.fromfile(args.config)
-    cfg.merge_from_dict(args.cfg_options or {})
+    change_options(cfg, args.cfg_options)
     default = cfg.get('work_dir') or f'work_dirs/{Path(args.config).stem}'
     cfg.work_dir = getattr(args, 'work_dir', None) or default
     if getattr(args, 'amp', False):

@@ -5,6 +5,7 @@ import functools
 import itertools
 import operator
 import re
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -26,8 +27,9 @@ from mmlaplace.models import FAMILIES
 from mmlaplace.models.attentions.soft import SOFTAttention
 
 CONFIGS = ROOT / 'configs'
-# tests/lab/lra has those of sequences, without a backbone of images; test_heads.py the other ones.
-OTHERS = {'_base_', 'lra', 'heads'}
+# tests/lab/lra has those of sequences, without a backbone of images; test_heads.py and
+# test_own_config.py have the other ones.
+OTHERS = {'_base_', 'lra', 'heads', 'own'}
 LEAVES = sorted(p for p in CONFIGS.rglob('*.py') if not OTHERS & set(p.relative_to(ROOT).parts))
 METAFILES = sorted(CONFIGS.rglob('metafile.yml'))
 # Mini configs and other ways to train the same model are no models of the zoo.
@@ -65,12 +67,12 @@ FURTHER_OFF = {f'softpp-small{kind}_8xb128_in1k': 0.035 for kind in ('', '-nonor
 NORMS = (torch.nn.LayerNorm, torch.nn.GroupNorm, _BatchNorm)
 
 
-def each(paths, slow=7):
+def each(paths):
     def case(path):
         name = str(path.relative_to(CONFIGS).with_suffix(''))
         # Of several processes one has all tests of a config, as it keeps what it parsed and built.
         group = pytest.mark.xdist_group(name)
-        marks = [group, *marks_of_case(LEAVES.index(path), 12, slow)]
+        marks = [group, *marks_of_case(LEAVES.index(path), 12, 12)]
         return pytest.param(path, id=name, marks=marks)
 
     return pytest.mark.parametrize('path', [case(path) for path in paths])
@@ -310,7 +312,7 @@ def metadata() -> dict:
 
 
 @pytest.mark.slow
-@each(CLASSIFIERS, slow=29)
+@each(CLASSIFIERS)
 def test_size_has_the_published_parameters_and_cost(path):
     figures = metadata()[path]
     near, near_macs = NEAR_OF.get(path.parent.name, NEAR)
@@ -338,6 +340,25 @@ def test_size_has_the_published_parameters_and_cost(path):
 
 
 DENSE = [path for path in ZOO if path not in CLASSIFIERS]
+
+
+MINI = [
+    path
+    for path in LEAVES
+    if path.stem.endswith('_mini') and path.relative_to(CONFIGS).parts[0] != 'classification'
+]
+
+
+@pytest.mark.parametrize('path', MINI, ids=lambda path: path.stem)
+def test_mini_models_begin_with_a_classifier_of_their_own_backbone(path):
+    backbone = load(path).model.backbone
+    folder = Path(backbone.init_cfg.checkpoint).parent.name
+    # The quick start trains its classifier into its own folder.
+    name = 'laplacianformer-micro_1xb32_mini' if folder == 'quickstart' else folder
+    (classifier,) = CONFIGS.glob(f'classification/*/{name}.py')
+    trained = load(classifier).model.backbone
+    assert (trained.type, trained.arch) == (backbone.type, backbone.arch)
+    assert f'epoch_{load(classifier).train_cfg.max_epochs}.pth' in backbone.init_cfg.checkpoint
 
 
 @pytest.mark.thorough
@@ -408,6 +429,8 @@ def test_no_config_repeats_an_address_that_a_family_has():
     configs = {path: path.read_text() for path in CONFIGS.rglob('*.py')}
     assert [path for path, text in configs.items() if re.search('https?://|hf://', text)] == []
     named = set().union(*(re.findall("'mmlaplace://(.*?)'", text) for text in configs.values()))
-    assert len(named) > 70 and named <= set(published.PUBLISHED)
+    assert len(named) > 70
+    assert {name.replace('-', '_') for name in named} <= set(published.PUBLISHED)
     # Each of them leads to a file, also where the family's file has a page of others alone.
-    assert all(released_place(f'mmlaplace://{name}').startswith('https://') for name in named)
+    places = [released_place(f'mmlaplace://{name}') for name in named]
+    assert [place for place in places if not place.startswith(('https://', 'timm://'))] == []

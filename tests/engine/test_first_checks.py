@@ -41,6 +41,7 @@ from mmlaplace.engine.first_checks import (
     weights,
 )
 from mmlaplace.model_zoo import build_model
+from mmlaplace.models import PVT
 
 SCOPES = ('mmpretrain', 'mmdet', 'mmseg')
 
@@ -102,6 +103,7 @@ def test_right_data_passes_and_one_image_is_written_down(scope, tmp_path, said):
     )
 
 
+@pytest.mark.sampled(4, 4)
 @pytest.mark.parametrize('scope', SCOPES)
 @pytest.mark.parametrize('wrapper', ['RepeatDataset', 'ConcatDataset', 'indices'])
 def test_wrappers_are_looked_into(scope, wrapper, tmp_path):
@@ -596,16 +598,35 @@ def test_a_metric_of_more_classes_than_there_are_is_refused():
 @pytest.mark.parametrize('head', ['mask-rcnn_fpn_1x_coco', 'fpn_4xb4-160k_ade20k-512x512'])
 def test_one_map_in_the_place_of_a_pyramid_is_refused(head, monkeypatch, said):
     path = ROOT / f'configs/heads/{head}.py'
-    scope = Config.fromfile(path).default_scope
-    pytest.importorskip(scope)
-    check_maps(Config.fromfile(path))
-    monkeypatch.setenv('BACKBONE', 'dinov2-small')
+    cfg = Config.fromfile(path)
+    pytest.importorskip(cfg.default_scope)
+    check_maps(cfg)
+    cfg.model.backbone = dict(type='DINOv2', arch='small')
+    cfg.model.neck.in_channels = [384]
     message = (
         r'head reads maps at strides 4, 8, 16, 32.*, and gets maps at strides 14, 28.*, as the '
-        r'backbone DINOv2 has 1 at 14; take a backbone with a map for each level'
+        r'backbone DINOv2 has 1 at 14; put a pyramid behind it by neck=mmlaplace.plain_pyramid'
     )
     with pytest.raises(FirstCheckError, match=message):
-        check_maps(Config.fromfile(path))
+        check_maps(cfg)
+    assert said == []
+    monkeypatch.setenv('BACKBONE', 'dinov2-small')
+    with pytest.raises(ValueError, match='reads 4 maps, and DINOv2 has 1; put a pyramid behind'):
+        Config.fromfile(path)
+
+
+def test_a_head_that_reads_more_maps_than_there_are_is_refused(said):
+    pytest.importorskip('mmseg')
+    path = ROOT / 'configs/heads/plain/upernet_simple-pyramid_4xb4-160k_ade20k-512x512.py'
+    cfg = Config.fromfile(path)
+    check_maps(cfg)
+    del cfg.model.neck
+    message = 'decode_head reads 4 maps, and gets 1, as the backbone DINOv2 has 1; put a pyramid'
+    with pytest.raises(FirstCheckError, match=message):
+        check_maps(cfg)
+    cfg.model.backbone = dict(type='PVTv2', arch='b0', out_indices=(1, 2, 3))
+    with pytest.raises(FirstCheckError, match='gets 3, as the backbone PVTv2 has 3; take a back'):
+        check_maps(cfg)
     assert said == []
 
 
@@ -618,6 +639,25 @@ def test_levels_that_begin_at_another_map_are_refused():
     cfg.model.bbox_head.anchor_generator.strides = strides
     with pytest.raises(FirstCheckError, match='bbox_head reads maps at strides 16,'):
         check_maps(cfg)
+
+
+class Halved(PVT):
+    def forward(self, x):
+        return tuple(nn.functional.max_pool2d(each, 2) for each in super().forward(x))
+
+
+def test_maps_are_those_that_the_forward_of_a_backbone_returns(said):
+    """Ours say their sides without one, which would take seconds for a large backbone."""
+    backbone, head = dict(type=PVT, arch='tiny'), dict(feature_strides=[4, 8, 16, 32])
+    cfg = Config(dict(model=dict(backbone=backbone, decode_head=head)))
+    with mock.patch.object(PVT, '_forward', side_effect=AssertionError('a forward')):
+        check_maps(cfg)
+    assert said == []
+    class_token = dict(with_cls_token=True, out_indices=-1, out_type='cls_token')
+    for other, strides in ((dict(type=Halved), '8, 16, 32, 64'), (class_token, '0.875')):
+        cfg.model.backbone = {**backbone, **other}
+        with pytest.raises(FirstCheckError, match=f'gets maps at strides {strides}, as'):
+            check_maps(cfg)
 
 
 def test_a_model_whose_maps_cannot_be_known_passes(said):
@@ -652,6 +692,7 @@ MINI = sorted(
 )
 
 
+@pytest.mark.sampled(3, 3)
 @pytest.mark.parametrize('path', MINI, ids=lambda path: path.stem)
 def test_all_configs_of_mini_data_pass(path, mini_data, said):
     cfg = Config.fromfile(path)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn as nn
 from mmengine.model import BaseModel
-from mmengine.runner import IterBasedTrainLoop, Runner
+from mmengine.runner import FlexibleRunner, IterBasedTrainLoop, Runner
 from small_data import build, config_of, write_folders
 
 from mmlaplace.engine import FirstCheckError, FirstChecksHook
@@ -50,7 +50,9 @@ def runner_of(tmp_path):
     )
     number = iter(range(99))
 
-    def make(model: nn.Module, test: bool = False, epochs: int = 1, **options) -> Runner:
+    def make(
+        model: nn.Module, test: bool = False, epochs: int = 1, kind: type = Runner, **options
+    ) -> Runner:
         options.setdefault('cfg', {})
         options.setdefault('default_hooks', {})
         options['default_hooks'].setdefault('first_checks', dict(type='FirstChecksHook'))
@@ -58,16 +60,12 @@ def runner_of(tmp_path):
             evaluator = dict(type='mmpretrain.Accuracy')
             parts = dict(test_dataloader=loader, test_cfg={}, test_evaluator=evaluator)
         else:
-            optimizer = dict(optimizer=dict(type='SGD', lr=0.01))
-            parts = dict(
-                train_dataloader=loader,
-                train_cfg=dict(by_epoch=True, max_epochs=epochs),
-                optim_wrapper=optimizer,
-            )
-        with mock.patch.object(Runner, '_log_env'):
-            return Runner(
+            options.setdefault('optim_wrapper', dict(optimizer=dict(type='SGD', lr=0.01)))
+            parts = dict(train_dataloader=loader, train_cfg=dict(by_epoch=True, max_epochs=epochs))
+        with mock.patch.object(kind, '_log_env'):
+            return kind(
                 model,
-                str(tmp_path / 'run'),
+                work_dir=str(tmp_path / 'run'),
                 log_level='ERROR',
                 experiment_name=f'{tmp_path.name} {next(number)}',
                 default_scope='mmpretrain',
@@ -186,6 +184,54 @@ def test_a_start_takes_what_fits_and_a_resumed_run_all_or_nothing(runner_of, tmp
     torch.save(dict(state_dict={'a.b': torch.ones(3)}), nothing)
     with pytest.raises(FirstCheckError, match='nothing of .* would be loaded'):
         runner_of(Classifier(), load_from=str(nothing)).train()
+
+
+def test_a_flexible_runner_checks_data_and_weights_that_are_whole(runner_of, tmp_path):
+    def run(classes=CLASSES, **options):
+        model = Classifier(classes=classes)
+        runner = runner_of(model, kind=FlexibleRunner, **options)
+        runner.test() if options.get('test') else runner.train()
+        return model.steps
+
+    with pytest.raises(FirstCheckError, match='label 2, and the head has num_classes=2'):
+        run(classes=2)
+    other = tmp_path / 'other.pth'
+    torch.save(dict(state_dict={'a.b': torch.ones(3)}), other)
+    with pytest.raises(FirstCheckError, match='is not the checkpoint of this Classifier'):
+        run(test=True, load_from=str(other))
+    with pytest.raises(FirstCheckError, match='nothing of .*other.pth would be loaded'):
+        run(load_from=str(other))
+    kept = dict(checkpoint=dict(type='AtomicCheckpointHook'))
+    assert run(default_hooks=kept) == 2
+    last = str(tmp_path / 'run/epoch_1.pth')
+    for resume in (True, last):  # by a search, and by name
+        with pytest.raises(FirstCheckError, match=f'load_from={last}$'):
+            run(classes=4, epochs=3, resume=resume)
+    assert run(epochs=3, resume=last) == 4
+    run(test=True, load_from=last)
+    runner = runner_of(Classifier(), kind=FlexibleRunner)
+    runner.strategy = type('FSDPStrategy', (), {})()
+    runner.call_hook('after_load_checkpoint', checkpoint={})  # whose weights are parts
+
+
+def test_a_run_without_frozen_parameters_is_resumed_by_its_own_constructor_alone(
+    runner_of, tmp_path
+):
+    """mmengine's constructor leaves them out with any option, and ours holds them."""
+    model, decayed = Classifier(), dict(type='SGD', lr=0.01, weight_decay=0.1)
+    model.backbone.requires_grad_(False)
+    theirs = dict(optimizer=decayed, paramwise_cfg=dict(bias_decay_mult=0.0))
+    ours = dict(optimizer=decayed, constructor='NoDecayOptimWrapperConstructor')
+    checkpoints = dict(checkpoint=dict(type='CheckpointHook', interval=1))
+    runner_of(model, optim_wrapper=theirs, default_hooks=checkpoints).train()
+    assert model.steps == 2
+    resumed = dict(resume=True, load_from=str(tmp_path / 'run/epoch_1.pth'), epochs=2)
+    said = r'epoch_1.pth cannot be resumed: .* 2 parameters in 2 groups, .* 4 .*in 4 .*load_from='
+    with pytest.raises(FirstCheckError, match=said):
+        runner_of(model, optim_wrapper=ours, **resumed).train()
+    assert model.steps == 2
+    runner_of(model, optim_wrapper=theirs, **resumed).train()
+    assert model.steps == 4
 
 
 @pytest.mark.parametrize('cfg', [{}, dict(first_checks=False)])

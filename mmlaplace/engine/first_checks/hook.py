@@ -6,7 +6,7 @@ from typing import Any, Dict, Mapping, Tuple
 from mmengine.hooks import Hook
 from mmengine.optim import LinearParamScheduler
 from mmengine.registry import HOOKS, DefaultScope
-from mmengine.runner import BaseLoop, IterBasedTrainLoop, Runner
+from mmengine.runner import BaseLoop, IterBasedTrainLoop, Runner, find_latest_checkpoint
 
 from .checkpointing import watch_checkpointing
 from .configs import check_config, is_on
@@ -14,11 +14,14 @@ from .data import check_data
 from .errors import pass_over
 from .leaves import classes_of, leaves_of
 from .maps import check_maps
+from .optimizers import check_optimizer
 from .weights import check_classes, check_weights
 
 # In the hub of messages, not in checkpoints: whether the data of this run was checked, and why
 # nothing was trained.
 CHECKED, NOTHING_LEFT = 'first_checks', 'nothing_left'
+# Of FlexibleRunner. Runner has none.
+WITH_WHOLE_WEIGHTS = ('NoneType', 'SingleDeviceStrategy', 'DDPStrategy')
 
 
 @HOOKS.register_module()
@@ -72,12 +75,17 @@ class FirstChecksHook(Hook):
         """Check the weights that a run starts from, goes on from, or is tested with."""
         if not is_on(runner.cfg):
             return
-        if hasattr(runner, 'strategy'):
-            return pass_over('weights of a model that a strategy shards')
+        strategy = type(getattr(runner, 'strategy', None)).__name__
+        if strategy not in WITH_WHOLE_WEIGHTS:
+            return pass_over(f'weights of a model that a {strategy} shards')
         train = isinstance(runner._train_loop, BaseLoop)
         use = ('resume' if runner._resume else 'start') if train else 'test'
-        place = runner._load_from or f'the last checkpoint in {runner.work_dir}'
+        place = runner._load_from or find_latest_checkpoint(runner.work_dir)
+        if isinstance(runner._resume, str):  # of FlexibleRunner
+            place = runner._resume
         check_weights(runner.model, checkpoint, place, use)
+        if use == 'resume':
+            check_optimizer(runner.optim_wrapper, checkpoint, place)
         if use != 'start':
             check_classes(checkpoint, _classes_of(_datasets_of(runner)), place)
 

@@ -2,18 +2,16 @@
 
 from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
-import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 
-from ...toolboxes import image_channels
+from ...config_files import SIDE, maps_without_memory
+from ...models import PlainBackbone
 from .errors import FirstCheckError, pass_over
-
-SIDE = 448  # of an image that patches of 14 and of 32 pixels divide
 
 
 def check_maps(cfg: Config) -> None:
-    """Check the strides of the maps after the neck. Nothing is computed.
+    """Check the number of maps that a segmentor's head reads, and the strides. Nothing is computed.
 
     mmdet's FPN makes as many levels as it is asked for, of a single map too. Then the anchors lie
     on other places of the image than the pixels that they stand for, and training says nothing.
@@ -22,30 +20,59 @@ def check_maps(cfg: Config) -> None:
         cfg: The config of a run. One whose heads have no strides passes.
 
     Raises:
-        FirstCheckError: With the strides of the maps, and those that the heads read.
+        FirstCheckError: With the strides of the maps, and those that the heads read, or with the
+            maps that are missing.
     """
     model = cfg.get('model') or {}
     heads, strides = _strides_of(model)
-    if not strides or not isinstance(model.get('backbone'), dict):
+    count = _maps_read_by(model)
+    if not (strides or count) or not isinstance(model.get('backbone'), dict):
         return
     try:
         with DefaultScope.overwrite_default_scope(cfg.get('default_scope')):
             backbone, maps = _sides_of(model)
     except Exception as error:  # any of another project's layers, which builds once more later
         return pass_over(f'maps of the model: {type(error).__name__}: {error}')
+    kind = model['backbone'].get('type')
+    name = getattr(kind, '__name__', kind)
+    fix = 'take a backbone with a map for each level, such as ravlt-tiny'
+    if _is_plain(model['backbone']):
+        fix = 'put a pyramid behind it by neck=mmlaplace.plain_pyramid(backbone), as in '
+        fix += 'configs/heads/plain, or take a backbone with a map for each level'
+    if len(maps) < count:
+        raise FirstCheckError(
+            f'decode_head reads {count} maps, and gets {len(maps)}, as the backbone {name} has '
+            f'{len(backbone)}; {fix}'
+        )
+    if not strides:
+        return
     wanted = [SIDE / stride for stride in strides]
     # A heads' stride of 107 is a third of 320, and convolutions round up or down.
     fits = len(maps) >= len(wanted) and all(abs(a - b) <= 1 for a, b in zip(maps, wanted))
     if fits:
         return
-    kind = model['backbone'].get('type')
     raise FirstCheckError(
         f'{heads} reads maps at strides {_row(strides)}, and gets maps at strides '
-        f'{_row(SIDE / side for side in maps)}, as the backbone {getattr(kind, "__name__", kind)} '
-        f'has {len(backbone)} at {_row(SIDE / side for side in backbone)}; take a backbone with a '
-        'map for each level, such as ravlt-tiny, or set out_indices of the backbone, start_level '
-        f'of the neck and the strides of {heads} to each other'
+        f'{_row(SIDE / side for side in maps)}, as the backbone {name} has {len(backbone)} at '
+        f'{_row(SIDE / side for side in backbone)}; {fix}, or set out_indices of the backbone, '
+        f'start_level of the neck and the strides of {heads} to each other'
     )
+
+
+def _maps_read_by(model: Mapping[str, Any]) -> int:
+    """How many maps a segmentor's head chooses from, or 0 where that is not known."""
+    head = model.get('decode_head')
+    index = head.get('in_index') if isinstance(head, dict) else None
+    if isinstance(index, (list, tuple)) and all(isinstance(i, int) and i >= 0 for i in index):
+        return max(index, default=-1) + 1
+    return 0
+
+
+def _is_plain(backbone: Mapping[str, Any]) -> bool:
+    """Whether a backbone is a plain ViT of one map."""
+    kind = backbone.get('type')
+    cls = MODELS.get(kind) if isinstance(kind, str) else kind
+    return isinstance(cls, type) and issubclass(cls, PlainBackbone)
 
 
 def _row(numbers: Any) -> str:
@@ -71,13 +98,8 @@ def _strides_of(model: Mapping[str, Any]) -> Tuple[str, Optional[Sequence[float]
 
 def _sides_of(model: Mapping[str, Any]) -> Tuple[List[int], List[int]]:
     """The sides of the maps of the backbone and of the neck, for an image of ``SIDE`` pixels."""
-    backbone = {key: value for key, value in model['backbone'].items() if key != 'init_cfg'}
-    with torch.device('meta'), torch.no_grad():
-        image = torch.empty(1, image_channels(backbone), SIDE, SIDE)
-        maps = MODELS.build(backbone).eval()(image)
-        of_backbone = [each.shape[-1] for each in maps]
-        if model.get('neck'):
-            necks = model['neck'] if isinstance(model['neck'], (list, tuple)) else [model['neck']]
-            for neck in necks:
-                maps = MODELS.build(neck).eval()(maps)
-    return of_backbone, [each.shape[-1] for each in maps]
+    given = model.get('neck') or []
+    necks = given if isinstance(given, (list, tuple)) else [given]
+    of_parts = maps_without_memory(model['backbone'], necks)
+    of_backbone, of_neck = ([each.shape[-1] for each in of_parts[i]] for i in (0, -1))
+    return of_backbone, of_neck
