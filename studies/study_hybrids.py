@@ -123,7 +123,7 @@ def time_table(times: dict) -> str:
     titles = [f'{short(name)} kept' if name != 'softmax' else name for name in names]
     how = (
         f'Time of an image on one thread of {times["machine"]["CPU"]}, and shares of it. *small* '
-        'is the ViT above with patches of 16.'
+        'is the ViT above with patches of 16. Neither has a class token.'
     )
     return f'{fill(how, 120)}\n\n{markdown_table(["", *titles], lines)}'
 

@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch.cuda import is_available as finds_a_gpu
 
 from ...analysis.measuring import describe_machine
 from ...commands.command_line import positive, write_json
@@ -25,9 +26,10 @@ from ..mini_datasets import pictures as data
 from ..probes.study import Runner
 from ..runner import Job, Outcome, run_all
 from ..side_by_side.attention_file import find_attention, name_and_options
-from ..side_by_side.attention_study import config_of
+from ..side_by_side.attention_jobs import modules_of_trainings
+from ..side_by_side.attention_study import config_of, device_setting
 from . import probes, trainings
-from .configs import write_configs
+from .configs import BETWEEN, write_configs
 from .contract import (
     FAILED,
     NOT_CHECKED,
@@ -38,7 +40,7 @@ from .contract import (
 )
 from .frames import Candidate, candidate
 from .page import Page, write_page
-from .plan import Estimate, Plan, cores, fitting, minutes
+from .plan import Estimate, Plan, at_once, fitting, minutes
 from .points import POINTS
 from .runs import TASKS, cost_jobs, found, training_jobs
 
@@ -61,6 +63,7 @@ Two further commands compare the attentions of this project, or some of them:
 Examples:
   python -m mmlaplace compare my_attention.py:MyAttention --with SOFT Pola Softmax
   python -m mmlaplace compare my_attention.py:MyAttention --contract
+  python -m mmlaplace compare my_attention.py:MyAttention --budget 60 --plan
   python -m mmlaplace compare trainings --help
 """
 MARKS = {FAILED: 'FAILED', NOT_CHECKED: '  ?', NOT_PROMISED: '  –'}
@@ -121,10 +124,21 @@ def parser_of_one() -> argparse.ArgumentParser:
         help='fewer seeds, sizes and steps, as fit into so many minutes',
     )
     parser.add_argument(
+        '--plan',
+        action='store_true',
+        help='print what would run and how long it takes, and run nothing; a minute',
+    )
+    parser.add_argument(
+        '--device',
+        choices=('cpu', 'cuda'),
+        default='cpu',
+        help='of small tasks, time, memory and trainings; the contract is checked on the CPU; '
+        'default: %(default)s',
+    )
+    parser.add_argument(
         '--jobs',
         type=positive,
-        default=cores(),
-        help='trainings at once, of a thread each; default: %(default)s',
+        help='trainings at once, of a thread each; default: the cores, at most 4; 1 with cuda',
     )
     parser.add_argument('--out', type=Path, help='default: work_dirs/compare/CLASS')
     parser.add_argument(
@@ -145,6 +159,13 @@ def run(args: argparse.Namespace) -> int:
     """Run the command. The exit status is 1 if a point or a run fails, and 2 for bad input."""
     start, console = time.monotonic(), Console(highlight=False, soft_wrap=True)
     torch.set_num_threads(1)
+    args.jobs = args.jobs or at_once(args.device)
+    if args.device == 'cuda' and not finds_a_gpu():
+        return bad_input('--device cuda: torch finds no GPU; take --device cpu')
+    if args.contract and args.plan:
+        return bad_input(
+            '--plan is of the comparison, which --contract leaves out; give one of them'
+        )
     try:
         candidates = chosen([args.attention, *args.others], args.own_frames)
         args.out = args.out or Path('work_dirs/compare') / candidates[0].cfg['type']
@@ -152,9 +173,16 @@ def run(args: argparse.Namespace) -> int:
         points_not_promised(find_attention(candidates[0].cfg['type']))
         if not args.contract:
             require_toolbox('mmpretrain')
+        if not args.contract and not args.plan:
             check_place(args.out, settings, args.force)
     except (ValueError, ImportError) as error:
         return bad_input(str(error))
+    if args.plan:
+        try:
+            make_plan(candidates, args, start, console)
+        except ValueError as error:
+            return bad_input(str(error))
+        return 0
     findings = show_contract(args.attention, console, args.seed)
     failed = [finding.point for finding in findings if finding.state == FAILED]
     if args.contract:
@@ -172,24 +200,37 @@ def run(args: argparse.Namespace) -> int:
         shutil.rmtree(args.out / 'runs', ignore_errors=True)
     write_json(args.out / 'settings.json', settings)
     failures = run_plan(candidates, plan, seconds, args, start, console)
-    source = args.attention.rpartition(':')[0]
-    cls = find_attention(name_and_options(args.attention)[0])
-    configs = write_configs(cls, candidates[0].cfg, source, args.out / 'configs')
-    machine = describe_machine(torch.device('cpu'))
+    configs, *_ = [
+        write_configs(
+            find_attention(one.cfg['type']),
+            one.cfg,
+            name_and_options(one.name)[0].rpartition(':')[0],
+            args.out / 'configs',
+            # The others are trained beside it, but not at full size.
+            None if one is candidates[0] else BETWEEN,
+            one.label,
+        )
+        for one in candidates
+    ]
+    machine = describe_machine(torch.device(args.device))
+    processor = machine['CPU' if args.device == 'cpu' else 'GPU']
     page = Page(
         candidates,
         findings,
         plan,
         left_out,
-        found(candidates, plan, args.out / 'runs', args.data_root),
+        found(candidates, plan, args.out / 'runs', args.data_root, args.device),
         args.own_frames,
-        f'{machine["CPU"]}, torch {machine["torch"]}',
+        f'{processor}, torch {machine["torch"]}',
         command_line(args),
         configs,
+        args.device,
     )
     for path in write_page(page, args.out):
         console.print(f'wrote {path}')
-    console.print(f'wrote {len(configs)} configs for ImageNet and COCO into {configs[0].parent}')
+    console.print(
+        f'wrote {len(configs)} configs for ImageNet, COCO and between into {configs[0].parent}'
+    )
     console.print(f'open {args.out / "page.html"}; it took {minutes(time.monotonic() - start)}')
     for text in failures:
         sys.stderr.write(f'{text}\n')
@@ -208,6 +249,8 @@ def command_line(args: argparse.Namespace) -> str:
         words.append('--own-frames')
     if args.budget:
         words += ['--budget', str(args.budget)]
+    if args.device != 'cpu':
+        words += ['--device', args.device]
     return shlex.join(words)
 
 
@@ -230,7 +273,12 @@ def settings_of(one: Candidate, args: argparse.Namespace) -> dict:
     """On which attention the results depend. A changed file makes another one."""
     file = inspect.getsourcefile(find_attention(name_and_options(args.attention)[0]))
     digest = hashlib.sha256(Path(str(file)).read_bytes()).hexdigest()
-    return dict(attention=one.label, own_frames=args.own_frames, source=digest)
+    return dict(
+        attention=one.label,
+        own_frames=args.own_frames,
+        source=digest,
+        **device_setting(args.device),
+    )
 
 
 def check_place(out: Path, settings: dict, force: bool) -> None:
@@ -250,8 +298,8 @@ def check_place(out: Path, settings: dict, force: bool) -> None:
         return
     if json.loads(written.read_bytes()) != settings and not force:
         raise ValueError(
-            f'{out} has results of another attention, or of this one before its file changed; '
-            '--force starts again there, and --out names another place'
+            f'{out} has results of another attention, of this one before its file changed, or of '
+            'another device; --force starts again there, and --out names another place'
         )
 
 
@@ -284,7 +332,10 @@ def make_plan(
     """The plan, what it leaves out, and its seconds by part, which are printed."""
     with console.status('measuring one step of each attention') as status:
         estimate = Estimate(
-            candidates, lambda label: status.update(f'measuring one step of {label}'), args.jobs
+            candidates,
+            lambda label: status.update(f'measuring one step of {label}'),
+            args.jobs,
+            args.device,
         )
     limit = float('inf')
     if args.budget:
@@ -293,6 +344,8 @@ def make_plan(
     seconds = estimate(plan)
     parts = ', '.join(f'{part} {minutes(of)}' for part, of in seconds.items() if of)
     console.print(f'it takes about {minutes(sum(seconds.values()))}: {parts}')
+    for text in plan.contents():
+        console.print(f'  {text}')
     for text in left_out:
         console.print(f'  left out: {text}')
     return plan, left_out, seconds
@@ -311,7 +364,7 @@ def run_plan(
     until = start + 60 * args.budget if args.budget else float('inf')
     columns = TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn()
     folder = args.out / 'runs'
-    import_first('mmpretrain.models', 'mmlaplace.models')
+    import_first(*modules_of_trainings(args.device))
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
 
         def run_part(part: str, jobs: Sequence[Job], at_once: int) -> None:
@@ -332,8 +385,8 @@ def run_plan(
 
             run_all(in_time(), at_once, ended=ended)
 
-        run_part('time and memory', cost_jobs(candidates, plan, folder), 1)
-        study = plan.study(candidates)
+        run_part('time and memory', cost_jobs(candidates, plan, folder, args.device), 1)
+        study = plan.study(candidates, args.device)
         runs = len(study.attentions) * len(study.probes) * (len(plan.rates) + plan.seeds - 1)
         task = progress.add_task('small tasks', total=runs)
         tasks = Runner(study, folder / TASKS, lambda line: progress.advance(task))
@@ -343,6 +396,6 @@ def run_plan(
         tasks.run(range(plan.seeds), now + (until - now) * both[0] / sum(both))
         progress.update(task, completed=runs)
         failures.extend(tasks.failures)
-        jobs = training_jobs(candidates, plan, folder, args.data_root)
+        jobs = training_jobs(candidates, plan, folder, args.data_root, args.device)
         run_part('training on images', jobs, args.jobs)
     return failures

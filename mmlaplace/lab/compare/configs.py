@@ -1,12 +1,13 @@
-"""Configs for ImageNet and COCO with a user's attention."""
+"""Configs for ImageNet, COCO and what is between with a user's attention."""
 
+import re
 import shutil
 from pathlib import Path
-from typing import Any, Callable, List, NamedTuple
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 
 from mmengine.config import Config
 
-from ...model_zoo import get_config
+from ...model_zoo import files_root, get_config
 from ...models.backbones.swin import linear_window
 from ...writing import write_whole
 
@@ -16,7 +17,7 @@ class Recipe(NamedTuple):
 
     Attributes:
         file: Name of the new file, in which ``NAME`` stands for the attention's.
-        base: Name of the config in the zoo.
+        base: Name of the config in the zoo, or of a file of ``configs/own``.
         where: Where the attention goes, in words.
         give: Function that gives the attention's config to a config's ``model``.
     """
@@ -44,7 +45,7 @@ def _to_deit(model: Any, attn_cfg: dict) -> None:
     model.neck = dict(type='GlobalAveragePooling')
 
 
-def _to_pvt(model: Any, attn_cfg: dict) -> None:
+def _to_all(model: Any, attn_cfg: dict) -> None:
     model.backbone.attn_cfg = attn_cfg
 
 
@@ -67,7 +68,7 @@ RECIPES = (
         'NAME-pvt-tiny_8xb128_in1k.py',
         'flatten-pvt-tiny_8xb128_in1k',
         'in all stages of PVT-T, without the spatial reduction of the keys, as in FLatten-PVT',
-        _to_pvt,
+        _to_all,
     ),
     Recipe(
         'mask-rcnn_NAME-swin-tiny_fpn_ms-1x_coco.py',
@@ -78,7 +79,37 @@ RECIPES = (
 )
 
 
-def write_configs(cls: type, attn_cfg: dict, source: str, folder: Path) -> List[Path]:
+# A step between small images and ImageNet, from folders of images.
+BETWEEN = (
+    Recipe(
+        'NAME-deit-tiny_cifar100.py',
+        'cifar100',
+        'in all blocks of DeiT-T with patches of 2 x 2 pixels, for CIFAR-100 in folders',
+        _to_all,
+    ),
+    Recipe(
+        'NAME-pvt-tiny_imagenet100.py',
+        'imagenet100',
+        'in all stages of PVT-T, without the spatial reduction of the keys, for 100 classes of '
+        'ImageNet in folders',
+        _to_all,
+    ),
+)
+
+
+def _config_of(base: str) -> Config:
+    own = files_root() / f'configs/own/{base}.py'
+    return Config.fromfile(own) if own.is_file() else get_config(base)
+
+
+def write_configs(
+    cls: type,
+    attn_cfg: dict,
+    source: str,
+    folder: Path,
+    recipes: Optional[Sequence[Recipe]] = None,
+    label: Optional[str] = None,
+) -> List[Path]:
     """Write the configs, and a copy of the user's file beside them.
 
     Args:
@@ -86,9 +117,12 @@ def write_configs(cls: type, attn_cfg: dict, source: str, folder: Path) -> List[
         attn_cfg: The config of the attention.
         source: The file or module of the class, or ``''`` for one of mmlaplace.
         folder: The folder.
+        recipes: The configs. Default: None, all.
+        label: The attention in the names of the files, such as ``'Pola, power=3'``. Default: None,
+            the name of the class.
 
     Returns:
-        The paths of the configs, in the order of ``RECIPES``.
+        The paths of the configs, in the order of ``recipes``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     imports, head = ['mmlaplace'], ''
@@ -102,11 +136,12 @@ def write_configs(cls: type, attn_cfg: dict, source: str, folder: Path) -> List[
         )
     elif source:
         imports.append(source)
-    name = cls.__name__.removesuffix('Attention').lower()
+    label = label or cls.__name__.removesuffix('Attention')
+    name = re.sub('[^a-z0-9.]+', '-', label.lower())
     written = []
-    for recipe in RECIPES:
+    for recipe in recipes or (*RECIPES, *BETWEEN):
         path = folder / recipe.file.replace('NAME', name)
-        cfg = get_config(recipe.base)
+        cfg = _config_of(recipe.base)
         cfg.custom_imports = dict(imports=imports, allow_failed_imports=False)
         recipe.give(cfg.model, attn_cfg)
         about = f'# {recipe.base} of mmlaplace, with {cls.__name__} {recipe.where}.\n'

@@ -13,7 +13,7 @@ from ..probes.study import REACHED
 from ..probes.tasks import PROBES
 from ..side_by_side.attention_report import cost_table, left_out, markdown, spread
 from ..side_by_side.seed_differences import by_attention, differences, half_width
-from .configs import RECIPES
+from .configs import BETWEEN, RECIPES
 from .contract import FAILED, Finding
 from .frames import Candidate
 from .pictures import draw_costs, draw_images
@@ -42,6 +42,7 @@ class Page(NamedTuple):
         machine: The machine, in words.
         command: The command.
         configs: The configs, which are in a folder beside the page.
+        device: Where all was run. Default: ``'cpu'``.
     """
 
     candidates: List[Candidate]
@@ -53,6 +54,7 @@ class Page(NamedTuple):
     machine: str
     command: str
     configs: List[Path]
+    device: str = 'cpu'
 
 
 def write_page(page: Page, folder: Path) -> List[Path]:
@@ -99,6 +101,7 @@ def sections(page: Page) -> Iterator[str]:
     yours, *others = [one.label for one in page.candidates]
     yield f'# {yours} beside {", ".join(others)}'
     yield f'`{page.command}`\n\n{page.machine}'
+    yield '\n'.join(f'- {line}' for line in page.plan.contents())
     yield '## At a glance'
     yield glance(page)
     yield '## The layers around the attention'
@@ -124,7 +127,7 @@ def sections(page: Page) -> Iterator[str]:
     )
     rows = [
         [f'[{path.name}](configs/{path.name})', recipe.where]
-        for path, recipe in zip(page.configs, RECIPES)
+        for path, recipe in zip(page.configs, (*RECIPES, *BETWEEN))
     ]
     yield text_table(['config', 'the attention is'], rows)
     yield f'```bash\npython tools/train.py {page.configs[0]}\n```'
@@ -161,8 +164,8 @@ def glance(page: Page) -> str:
     seeds = f'{plan.seeds} seeds' if plan.seeds > 1 else 'one seed'
     return markdown(header, rows) + (
         f'\n\nSmall tasks and trainings have {seeds}. A task is solved if each seed reaches '
-        f'{100 * REACHED:.0f} % of the way from a guess to a perfect answer. Small models on small '
-        'images do not predict accuracy on ImageNet. – is not measured.'
+        f'{100 * REACHED:.0f} % of the way from a guess to a perfect answer. Whether small '
+        'models on small images predict accuracy on ImageNet is not known. – is not measured.'
     )
 
 
@@ -236,8 +239,9 @@ def cost_section(page: Page) -> Iterator[str]:
     if not costs:
         return
     yield '## Time and memory'
+    place = 'one thread' if page.device == 'cpu' else 'the GPU'
     yield (
-        'One image in PVT-micro, on one thread. Each attention sees the whole map. Memory is the '
+        f'One image in PVT-micro, on {place}. Each attention sees the whole map. Memory is the '
         'peak of the tensors. Differences of a tenth mean little. The exponent is that of the time '
         'over the number of pixels.'
     )
@@ -246,7 +250,8 @@ def cost_section(page: Page) -> Iterator[str]:
     yield cost_table(costs, list(page.plan.sizes), 'seconds', 1e3)
     yield 'Memory in MB:'
     yield cost_table(costs, list(page.plan.sizes), 'MB', 1)
-    if busy := [label for label, share in page.found.shares.items() if share < 0.8]:
+    busy = [label for label, share in page.found.shares.items() if share < 0.8]
+    if busy and page.device == 'cpu':
         yield (
             f'**Trust no time of {", ".join(busy)}**: the machine was busy, and this '
             'program had less than 80 % of a core.'
@@ -262,7 +267,8 @@ def image_section(page: Page) -> Iterator[str]:
     yours = page.candidates[0].label
     yield '## Small images'
     text = (
-        f'{page.plan.epochs} epochs on 3,600 patches of fifteen photographs, 64 × 64 pixels. The '
+        f'{page.plan.epochs} epochs on 3,600 patches of fifteen photographs of scikit-image, '
+        'such as a cat, coins and gravel, 64 × 64 pixels. The '
         'class is the photograph. The test has 900 patches of other parts of the photographs, in '
         'three sizes. Attentions with landmarks have 16.'
     )

@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
 
 import torch
 from mmengine.registry import MODELS
@@ -15,7 +15,6 @@ from ..probes.tasks import build_probe
 from ..side_by_side.attention_study import STUDIES, backbone_cfg
 from .frames import Candidate
 
-CPU = torch.device('cpu')
 STUDY = STUDIES['textures']  # it needs no download
 IMAGES, BATCH = 3600, STUDY.batch_size
 BACKBONES = {'swin': 'Swin', 'vit': 'DeiT', 'pvt': 'PVT'}
@@ -46,7 +45,7 @@ class Plan(NamedTuple):
     epochs: int = STUDY.phases[0].epochs
     steps: int = 400
 
-    def study(self, candidates: Sequence[Candidate]) -> Study:
+    def study(self, candidates: Sequence[Candidate], device: str = 'cpu') -> Study:
         """The small tasks."""
         study = read_studies()['attentions']
         return study._replace(
@@ -54,22 +53,38 @@ class Plan(NamedTuple):
             attentions={one.label: one.cfg for one in candidates},
             rates=list(self.rates),
             schedule={**study.schedule, 'steps': self.steps},
+            device=device,
         )
+
+    def contents(self) -> Iterator[str]:
+        """A line for each part that is run, in words."""
+        seeds = f'{self.seeds} seed{"s" * (self.seeds > 1)}'
+        yield f'time and memory: one image at {in_words(f"{side}²" for side in self.sizes)}'
+        tasks = in_words(name.replace('_', ' ') for name in self.tasks)
+        rates = f'{len(self.rates)} learning rate{"s" * (len(self.rates) > 1)}'
+        yield (
+            f'small tasks: {tasks}; at most {self.steps} steps; at most {rates} with seed 0, and '
+            f'the best of them with {seeds}'
+        )
+        if self.backbones:
+            hosts = in_words(BACKBONES[host] for host in self.backbones)
+            yield f'training on images: in {hosts}; {self.epochs} epochs; {seeds}'
 
 
 # What a budget leaves out, the least important first: change of the plan, and words for the page.
 CUTS: Tuple[Tuple[Dict[str, Any], str], ...] = (
-    (dict(rates=Plan().rates[:2]), 'learning rates of small tasks: 2 of 4'),
     (dict(seeds=2), 'seeds: 2 of 3'),
     (dict(sizes=(224, 512)), 'time and memory at 1024²'),
-    (dict(rates=Plan().rates[:1]), 'learning rates of small tasks: 1 of 4'),
+    (dict(backbones=('vit', 'pvt')), 'training in Swin'),
     (dict(epochs=2), 'epochs on images: 2 of 4, so all models are far from trained'),
     (dict(seeds=1), 'seeds: 1 of 3, so there are no intervals: trust no difference'),
-    (dict(backbones=('vit', 'pvt')), 'training in Swin'),
+    (dict(rates=Plan().rates[:2]), 'learning rates of small tasks: 2 of 4'),
     (dict(tasks=('recall', 'offset', 'count')), 'small tasks noise, one of many and magnitude'),
     (dict(backbones=('pvt',)), 'training in Swin and DeiT'),
     (dict(steps=200), 'steps of small tasks: 200 of 400, so fewer are solved'),
     (dict(tasks=('recall',)), 'small tasks but recall'),
+    # One rate for all is unfair to those that need another, so this goes late.
+    (dict(rates=Plan().rates[:1]), 'learning rates of small tasks: 1 of 4'),
     (dict(backbones=()), 'training on images'),
 )
 
@@ -100,28 +115,36 @@ class Estimate:
         candidates: The attentions.
         tell: Function that gets the label of each, before it is measured.
         at_once: Trainings at the same time.
+        device: Where all runs. Default: ``'cpu'``.
     """
 
     def __init__(
-        self, candidates: Sequence[Candidate], tell: Callable[[str], Any], at_once: int
+        self,
+        candidates: Sequence[Candidate],
+        tell: Callable[[str], Any],
+        at_once: int,
+        device: str = 'cpu',
     ) -> None:
+        place = torch.device(device)
         self.at_once = at_once
         self.task_step: Dict[str, float] = {}
         self.image_step: Dict[Tuple[str, str], float] = {}
         self.forward: Dict[str, float] = {}
-        study = Plan().study(candidates)
+        study = Plan().study(candidates, device)
         for one in candidates:
             tell(one.label)
             self.task_step[one.label] = _task_step(study, one)
             for host in BACKBONES:
                 side = STUDY.phases[0].side
-                backbone = MODELS.build(backbone_cfg(host, one.cfg, side)).train()
-                job = model_job(backbone, torch.randn(8, 3, side, side), train=True)
+                backbone = MODELS.build(backbone_cfg(host, one.cfg, side)).train().to(place)
+                images = torch.randn(8, 3, side, side, device=place)
+                job = model_job(backbone, images, train=True)
                 job()
-                self.image_step[one.label, host] = seconds(job) * BATCH / 8
-            job = model_job(backbone.eval(), torch.randn(1, 3, 224, 224), train=False)
+                self.image_step[one.label, host] = seconds(job, place) * BATCH / 8
+            image = torch.randn(1, 3, 224, 224, device=place)
+            job = model_job(backbone.eval(), image, train=False)
             job()
-            self.forward[one.label] = seconds(job)
+            self.forward[one.label] = seconds(job, place)
 
     def __call__(self, plan: Plan) -> Dict[str, float]:
         """Seconds of each part."""
@@ -147,25 +170,34 @@ class Estimate:
 
 def _task_step(study: Study, one: Candidate) -> float:
     probe = build_probe(study.probes[0])
-    model = ProbeModel(probe, one.cfg, **study.model)
-    batch = probe.batch(study.schedule['batch_size'], torch.Generator())
+    model = ProbeModel(probe, one.cfg, **study.model).to(study.device)
+    batch = probe.batch(study.schedule['batch_size'], torch.Generator()).to(study.device)
 
     def job() -> tuple:
         model(batch).logsumexp(1).mean().backward()
         return ()
 
     job()
-    return 1.2 * seconds(job)  # with the optimizer
+    return 1.2 * seconds(job, torch.device(study.device))  # with the optimizer
 
 
-def seconds(job: Callable) -> float:
-    """Seconds of the processor for a job on one thread, which no other program changes."""
-    return seconds_of(job, CPU, time.process_time)
+def seconds(job: Callable, device: torch.device) -> float:
+    """Seconds of the processor for a job on one thread, which no other program changes.
+
+    On a GPU they are those of its own clock.
+    """
+    return seconds_of(job, device, time.process_time)
 
 
-def cores() -> int:
-    """Trainings at once, each with one thread: as many as there are cores, at most 4."""
-    return min(os.cpu_count() or 1, 4)
+def at_once(device: str) -> int:
+    """Trainings at once, of a thread each: as many as there are cores, at most 4; 1 on a GPU."""
+    return 1 if device == 'cuda' else min(os.cpu_count() or 1, 4)
+
+
+def in_words(names: Iterable[str]) -> str:
+    """Names as a list of words, such as ``'a, b and c'``."""
+    *first, last = names
+    return f'{", ".join(first)} and {last}' if first else last
 
 
 def minutes(seconds: float) -> str:

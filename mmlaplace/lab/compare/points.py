@@ -582,6 +582,47 @@ def keeps_to_masks(case: Case, module: Any, setting: Setting) -> None:
 
 
 @torch.no_grad()
+def prefix(case: Case) -> str:
+    reason = getattr(case.cls, 'no_prefix_tokens', BaseAttention.no_prefix_tokens)
+    if reason:
+        return f'it takes no class token: {reason}'
+    count = 3
+    order = torch.tensor([1, 2, 0])
+    for setting in case.small():
+        module = case.exact(setting, num_prefix_tokens=count)
+        case.on(setting, f'with {count} tokens before the map, on')
+        before = setting._replace(hw_shape=(count, 1))
+        x = torch.cat([case.tokens(before), case.tokens(setting)], 1)
+        out = module(x, setting.hw_shape)
+        case.require(
+            isinstance(out, Tensor) and out.shape == x.shape,
+            f'the output must be {tuple(x.shape)}, got {tuple(getattr(out, "shape", ()))}',
+        )
+        case.require(out.isfinite().all(), 'the output is not finite')
+        for moved, seen in ((x.shape[1] - 1, slice(count)), (0, slice(count, None))):
+            other = x.clone()
+            other[:, moved] += 3 * torch.randn_like(other[:, moved])
+            change = module(other, setting.hw_shape)[:, seen] - out[:, seen]
+            case.require(change.any(), 'tokens of the map and those before it do not mix')
+        turned = torch.cat([x[:, order], x[:, count:]], 1)
+        expected = torch.cat([out[:, order], out[:, count:]], 1)
+        case.require(
+            tells_apart(case, setting, count)
+            or case.alike(module(turned, setting.hw_shape), expected),
+            'tokens before the map have places, though no parameter is of one of them: leave out '
+            'the first num_prefix_tokens where the rule needs the map',
+        )
+    return 'tokens before the map are mixed with those of the map'
+
+
+def tells_apart(case: Case, setting: Setting, count: int) -> bool:
+    """Whether parameters have a size that depends on the number of tokens before the map."""
+    weights = (case.exact(setting, num_prefix_tokens=n).state_dict() for n in (1, count))
+    first, second = ({name: value.shape for name, value in state.items()} for state in weights)
+    return first != second
+
+
+@torch.no_grad()
 def repeat(case: Case) -> None:
     setting = case.small(1)[0]
     module = case.build(setting)
@@ -808,6 +849,7 @@ POINTS: Dict[str, Point] = {
     'gradients': Point('gradients are those of finite differences in fp64', gradients),
     'parameters': Point('every parameter gets a gradient, also in an empty batch', parameters),
     'mask': Point('a mask hides tokens, or is refused', mask),
+    'prefix': Point('a class token and registers are mixed, or are refused with a reason', prefix),
     'repeat': Point('in eval mode, calls give the same in any order and change nothing', repeat),
     'save': Point('state dict, deepcopy and pickle keep the output', save),
     'device': Point('new tensors are on the device of the input', device),

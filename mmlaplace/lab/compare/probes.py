@@ -78,6 +78,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         metavar='RATE',
         help="learning rates; default: the study's",
     )
+    parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu')
     parser.add_argument('--quick', action='store_true', help='20 steps, which teach nothing')
     parser.add_argument(
         '--out',
@@ -121,7 +122,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 def asked(study: Study, args: Namespace) -> Study:
     """A study with the rates and the schedule that the user asks for."""
-    study = study._replace(rates=args.rates or study.rates)
+    study = study._replace(rates=args.rates or study.rates, device=args.device)
     if args.quick:
         rates = args.rates or study.rates[:1]
         return study._replace(schedule={**study.schedule, **QUICK}, rates=rates)

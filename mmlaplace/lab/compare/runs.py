@@ -17,16 +17,29 @@ def _file(one: Candidate) -> str:
     return one.label.replace(', ', '-')
 
 
-def cost_jobs(candidates: Sequence[Candidate], plan: Plan, folder: Path) -> List[Work]:
+def cost_jobs(
+    candidates: Sequence[Candidate], plan: Plan, folder: Path, device: str = 'cpu'
+) -> List[Work]:
     """Time and memory of each attention."""
     return [
-        cost_job(one.name, COST_HOST, plan.sizes, folder / COSTS / f'{_file(one)}.json', one.label)
+        cost_job(
+            one.name,
+            COST_HOST,
+            plan.sizes,
+            folder / COSTS / f'{_file(one)}.json',
+            one.label,
+            device,
+        )
         for one in candidates
     ]
 
 
 def training_jobs(
-    candidates: Sequence[Candidate], plan: Plan, folder: Path, data_root: Path
+    candidates: Sequence[Candidate],
+    plan: Plan,
+    folder: Path,
+    data_root: Path,
+    device: str = 'cpu',
 ) -> List[Work]:
     """The trainings on images. All attentions have a seed before the next one begins."""
     return [
@@ -39,6 +52,7 @@ def training_jobs(
             folder / IMAGES / f'{host}-{plan.epochs}-epochs' / f'{_file(one)}_{seed}',
             data_root,
             one.label,
+            device,
         )
         for seed in range(plan.seeds)
         for host in plan.backbones
@@ -64,20 +78,26 @@ class Found(NamedTuple):
     missing: Dict[str, int]
 
 
-def found(candidates: Sequence[Candidate], plan: Plan, folder: Path, data_root: Path) -> Found:
+def found(
+    candidates: Sequence[Candidate],
+    plan: Plan,
+    folder: Path,
+    data_root: Path,
+    device: str = 'cpu',
+) -> Found:
     """Read the results of a plan."""
     costs: Dict[str, dict] = {}
     shares: Dict[str, float] = {}
     images: Dict[str, List[dict]] = {}
     missing: Dict[str, int] = {}
-    jobs = cost_jobs(candidates, plan, folder)
+    jobs = cost_jobs(candidates, plan, folder, device)
     for one, job in zip(candidates, jobs):
         result = job.result()
         if result is not None:
             costs[one.label], shares[one.label] = result['cost'], result['share']
     missing['time and memory'] = len(jobs) - len(costs)
     labels = {one.name: one.label for one in candidates}
-    trainings = training_jobs(candidates, plan, folder, data_root)
+    trainings = training_jobs(candidates, plan, folder, data_root, device)
     for job in trainings:
         result = job.result()
         if result is not None:
@@ -85,7 +105,7 @@ def found(candidates: Sequence[Candidate], plan: Plan, folder: Path, data_root: 
             host = settings['host']
             images.setdefault(host, []).append(dict(result, settings=settings))
     missing['training on images'] = len(trainings) - sum(map(len, images.values()))
-    study = plan.study(candidates)
+    study = plan.study(candidates, device)
     tasks = table_of(read_results(folder / TASKS), study, ordered=False)
     # Tasks that no attention has learnt yet are no columns.
     run = [n for n in range(len(tasks.columns)) if any(row[n] for row in tasks.rows.values())]

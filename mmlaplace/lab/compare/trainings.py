@@ -43,7 +43,7 @@ from ...analysis.measuring import describe_machine
 from ...commands.command_line import ToolParser, at_least, positive, read_json, write_json
 from ...commands.script_runs import import_first
 from ..runner import Outcome, run_all
-from ..side_by_side.attention_jobs import Work, cost_job, training_job
+from ..side_by_side.attention_jobs import Work, cost_job, modules_of_trainings, training_job
 from ..side_by_side.attention_report import write_report
 from ..side_by_side.attention_results import read_result
 from ..side_by_side.attention_study import (
@@ -141,6 +141,7 @@ def parser_of(names: Sequence[str]) -> ToolParser:
         metavar='JSON',
         help='write tables and plots of a log, and run nothing',
     )
+    parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu')
     parser.add_argument('--jobs', type=positive, default=2, help='trainings at once; default: 2')
     parser.add_argument('--data-root', type=Path, default=Path('data/mini'))
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/compare_attentions'))
@@ -170,7 +171,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     if args.known:
         known = read_json(args.known, *known)
     done = [made['settings'] for made in (*known['results'], *known['costs'])]
-    import_first('mmpretrain.models', 'mmlaplace.models')
+    import_first(*modules_of_trainings(args.device))
     trainings = [job for job in training_jobs(args) if job.settings not in done]
     failures = run_and_show(trainings, args.jobs)
     if not args.no_cost:
@@ -197,6 +198,7 @@ def training_jobs(args: Namespace) -> List[Work]:
             args.epochs,
             args.work_dir / host / args.study / f'{folder_of(name)}_{seed}',
             args.data_root,
+            device=args.device,
         )
         for host in args.hosts
         for seed in args.seeds
@@ -209,7 +211,13 @@ def cost_jobs(args: Namespace) -> List[Work]:
     host = args.hosts[0]
     folder = args.work_dir / host / 'cost'
     return [
-        cost_job(name, host, args.image_size, folder / f'{folder_of(name)}.json')
+        cost_job(
+            name,
+            host,
+            args.image_size,
+            folder / f'{folder_of(name)}.json',
+            device=args.device,
+        )
         for name in args.attentions
     ]
 

@@ -272,7 +272,7 @@ def image_panel(names: List[str], images: Dict[str, TrainedHere]) -> Panel:
         levels.append([behind_the_best(trained, name) for trained in images.values()])
         top1 = [trained.top1.get(name) for trained in images.values()]
         texts.append(texts_of(top1, '{:.1f}'.format))
-    return Panel('images, top-1 (%)', list(images), levels, texts, 'Blues_r', (-2.5, 3.2))
+    return Panel('images, top-1 (%)', list(images), levels, texts, 'Purples_r', (-2.5, 3.2))
 
 
 def cost_panel(names: List[str], costs: Dict[str, Dict[str, float]]) -> Panel:
@@ -351,11 +351,7 @@ def tables(results: List[dict], studies: Dict[str, Study]) -> Dict[str, Table]:
     """The tables of all studies that have results. Studies of chosen rows keep their order."""
     study_tables = {}
     for name, study in studies.items():
-        of_study = results
-        if study.while_reached:
-            # The first seed alone decides what comes next, so it alone stands in the table.
-            of_study = [made for made in results if made['settings']['seed'] == 0]
-        table = table_of(of_study, study, ordered=name == 'attentions')
+        table = table_of(results, study, ordered=name == 'attentions')
         if table.rows:
             study_tables[name] = table
     return study_tables

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 from ...model_zoo import files_root, read_yaml
 from ...models.known_options import did_you_mean
 from ..runner import Job, Outcome, run_all
-from ..side_by_side.attention_study import candidates, config_of
+from ..side_by_side.attention_study import candidates, config_of, device_setting
 from .results import append_result, by_key, key_of, read_results
 from .tasks import build_probe
 from .training import Schedule, train_probe
@@ -34,6 +34,7 @@ class Study(NamedTuple):
         model: Arguments of :class:`ProbeModel`.
         while_reached: Whether an attention gets a probe only after it has reached an accuracy of
             0.9 in all earlier ones of this type. Default: False.
+        device: Where models are trained. Default: ``'cpu'``.
     """
 
     title: str
@@ -43,6 +44,7 @@ class Study(NamedTuple):
     schedule: dict
     model: dict
     while_reached: bool = False
+    device: str = 'cpu'
 
 
 def all_attentions() -> Dict[str, dict]:
@@ -114,6 +116,7 @@ def settings_of(study: Study, attention: str, probe: dict, lr: float, seed: int)
         seed=seed,
         schedule=study.schedule,
         model=study.model,
+        **device_setting(study.device),
     )
 
 
@@ -256,6 +259,7 @@ class Training(Job):
             settings['lr'],
             settings['seed'],
             Schedule(**settings['schedule']),
+            self.runner.study.device,
             **settings['model'],
         )
         result = dict(settings=settings, **figures)

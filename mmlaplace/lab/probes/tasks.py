@@ -31,6 +31,15 @@ class Batch(NamedTuple):
     answers: Tensor
     hw_shape: Tuple[int, int]
 
+    def to(self, device: str) -> 'Batch':
+        """The batch on a device."""
+        return self._replace(
+            keys=self.keys.to(device),
+            values=self.values.to(device),
+            lengths=self.lengths.to(device),
+            answers=self.answers.to(device),
+        )
+
 
 class Probe:
     """A task on maps of tokens, drawn from a generator.

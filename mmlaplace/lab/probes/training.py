@@ -40,6 +40,7 @@ def train_probe(
     lr: float,
     seed: int = 0,
     schedule: Optional[Schedule] = None,
+    device: str = 'cpu',
     **model: Any,
 ) -> Dict[str, Any]:
     """Train a model on fresh maps of a probe, and test it.
@@ -54,6 +55,7 @@ def train_probe(
         seed: Seed of the weights and of the maps. Default: 0.
         schedule: Steps, batch size and limit of time. Default: None, those of
             :class:`Schedule`.
+        device: Where the model is trained, on the same maps. Default: ``'cpu'``.
         **model: Further arguments of :class:`ProbeModel`.
 
     Returns:
@@ -62,7 +64,7 @@ def train_probe(
     """
     schedule = schedule or Schedule()
     torch.manual_seed(seed)
-    network = ProbeModel(probe, attn_cfg, **model)
+    network = ProbeModel(probe, attn_cfg, **model).to(device)
     maps = torch.Generator().manual_seed(seed)
     fused = hasattr(torch, 'get_autocast_dtype')  # torch >= 2.4, which has it for a CPU
     optimizer = torch.optim.AdamW(network.parameters(), lr, weight_decay=0.01, fused=fused)
@@ -73,7 +75,7 @@ def train_probe(
     start, steps, loss = time.process_time(), 0, math.inf
     while steps < schedule.steps:
         steps += 1
-        batch = probe.batch(schedule.batch_size, maps)
+        batch = probe.batch(schedule.batch_size, maps).to(device)
         logits, wanted = network(batch), asked(batch)
         objective = F.cross_entropy(logits, wanted)
         optimizer.zero_grad()
@@ -89,7 +91,7 @@ def train_probe(
             break
     seconds = time.process_time() - start
     return dict(
-        accuracy={str(scale): test(network, probe, scale) for scale in probe.scales},
+        accuracy={str(scale): test(network, probe, scale, device) for scale in probe.scales},
         loss=round(loss, 4) if math.isfinite(loss) else None,
         steps=steps,
         seconds=round(seconds, 1),
@@ -102,7 +104,7 @@ def asked(batch: Batch) -> Tensor:
 
 
 @torch.no_grad()
-def test(network: nn.Module, probe: Probe, scale: int = 1) -> float:
+def test(network: nn.Module, probe: Probe, scale: int = 1, device: str = 'cpu') -> float:
     """Accuracy on maps of ``scale`` times the tokens, rounded to four digits."""
     network.eval()
     maps = torch.Generator().manual_seed(TEST_SEED)
@@ -110,7 +112,7 @@ def test(network: nn.Module, probe: Probe, scale: int = 1) -> float:
     size = min(max(TEST_TOKENS // (height * width * scale), 1), TEST_MAPS)
     right = []
     for _ in range(0, TEST_MAPS, size):
-        batch = probe.batch(size, maps, scale)
+        batch = probe.batch(size, maps, scale).to(device)
         right.append(network(batch).argmax(1) == asked(batch))
     network.train()
     return round(torch.cat(right).float().mean().item(), 4)

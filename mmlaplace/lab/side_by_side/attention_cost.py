@@ -21,15 +21,14 @@ from .attention_study import backbone_cfg, config_of, cost_settings
 PASSES = ('forward', 'forward and backward')
 LONGEST, LARGEST = 40, 8000  # seconds and MB of a pass to try
 RUNS, BUDGET = 5, 3.0  # at most so many runs of a pass, and seconds for those after the first
-CPU = torch.device('cpu')
 
 
-def measure(job: Callable) -> Tuple[float, float]:
+def measure(job: Callable, device: torch.device) -> Tuple[float, float]:
     """Median seconds, and the peak of the tensors in MB, with the gradients of the weights."""
-    first = seconds_of(job, CPU)  # it warms up, and counts only where there is time for no other
+    first = seconds_of(job, device)  # it warms up, and counts only where there is time for no other
     runs = min(RUNS, int(BUDGET / first))
-    seconds = statistics.median([seconds_of(job, CPU) for _ in range(runs)] or [first])
-    peak = tensor_memory(job, CPU)
+    seconds = statistics.median([seconds_of(job, device) for _ in range(runs)] or [first])
+    peak = tensor_memory(job, device)
     if peak is None:
         raise RuntimeError('the profiler saw fewer bytes than the pass returns')
     return seconds, peak / 2**20
@@ -55,15 +54,20 @@ def exponent(rows: List[dict]) -> float:
     return float(np.polyfit(x, y, 1)[0])
 
 
-def cost_of(attention: str, host: str, sides: Sequence[int]) -> Dict[str, dict]:
+def cost_of(
+    attention: str, host: str, sides: Sequence[int], device: str = 'cpu'
+) -> Dict[str, dict]:
     """For each pass: rows of the sizes, what was left out and why, and the exponent.
 
     Args:
         attention, host: Names in the comparison. The attention has its own default options.
         sides: Of the square images, in pixels.
+        device: Where it is measured. Default: ``'cpu'``.
     """
+    place = torch.device(device)
     torch.manual_seed(0)
     backbone = MODELS.build(backbone_cfg(host, config_of(attention, landmarks=None), min(sides)))
+    backbone.to(place)
     found = {}
     for name in PASSES:
         rows: List[dict] = []
@@ -77,8 +81,8 @@ def cost_of(attention: str, host: str, sides: Sequence[int]) -> Dict[str, dict]:
                 left_out[side] = f'expected to take more than {LARGEST} MB'
             else:
                 try:
-                    job = model_job(backbone, torch.randn(1, 3, side, side), train)
-                    seconds, megabytes = measure(job)
+                    job = model_job(backbone, torch.randn(1, 3, side, side, device=place), train)
+                    seconds, megabytes = measure(job, place)
                     rows.append(dict(side=side, seconds=seconds, MB=megabytes))
                 except (RuntimeError, ValueError) as error:  # as an N x N attention says it
                     left_out[side] = str(error).splitlines()[0]
@@ -86,11 +90,15 @@ def cost_of(attention: str, host: str, sides: Sequence[int]) -> Dict[str, dict]:
     return found
 
 
-def write_cost(attention: str, host: str, sides: Sequence[int], path: Path) -> None:
+def write_cost(
+    attention: str, host: str, sides: Sequence[int], path: Path, device: str = 'cpu'
+) -> None:
     """Measure as :func:`cost_of`, and write it with its settings and the machine as JSON."""
     clocks = time.process_time(), time.perf_counter()
-    cost = cost_of(attention, host, sides)
+    cost = cost_of(attention, host, sides, device)
     share = (time.process_time() - clocks[0]) / (time.perf_counter() - clocks[1])
-    settings = cost_settings(attention, host, sides)
-    about = dict(machine=describe_machine(CPU), share=share)  # less than 1 on a busy machine
+    settings = cost_settings(attention, host, sides, device)
+    about = dict(
+        machine=describe_machine(torch.device(device)), share=share
+    )  # less than 1 on a busy machine
     write_json(path, dict(settings=settings, **about, cost=cost))

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence, Tuple
 
 from ...commands.script_runs import run_function
 from ..runner import Job, JobFailed
@@ -43,6 +43,15 @@ class Work(Job):
         return json.loads(self.path.read_bytes())
 
 
+def modules_of_trainings(device: str) -> Tuple[str, ...]:
+    """Modules that the processes of trainings on a device import before they start.
+
+    On a GPU they are none: a process that was forked after mmengine has looked for one could not
+    use it.
+    """
+    return ('mmpretrain.models', 'mmlaplace.models') if device == 'cpu' else ()
+
+
 def training_job(
     name: str,
     host: str,
@@ -52,19 +61,27 @@ def training_job(
     folder: Path,
     data_root: Path,
     label: str = '',
+    device: str = 'cpu',
 ) -> Work:
     """The job that trains an attention in a folder. Messages have ``label`` in place of the name.
 
     Other arguments are those of :func:`settings_of`.
     """
-    settings = settings_of(name, host, seed, study, epochs)
-    arguments = name, host, seed, study, epochs, folder, data_root
+    settings = settings_of(name, host, seed, study, epochs, device)
+    arguments = name, host, seed, study, epochs, folder, data_root, device
     label = f'{label or name} in {host}, seed {seed}'
     return Work(label, train_attention, arguments, folder / 'result.json', settings)
 
 
-def cost_job(name: str, host: str, sides: Sequence[int], path: Path, label: str = '') -> Work:
+def cost_job(
+    name: str,
+    host: str,
+    sides: Sequence[int],
+    path: Path,
+    label: str = '',
+    device: str = 'cpu',
+) -> Work:
     """The job that measures time and memory of a host with an attention, and writes a file."""
-    settings = cost_settings(name, host, sides)
+    settings = cost_settings(name, host, sides, device)
     label = f'{label or name}, time and memory'
-    return Work(label, write_cost, (name, host, sides, path), path, settings)
+    return Work(label, write_cost, (name, host, sides, path, device), path, settings)

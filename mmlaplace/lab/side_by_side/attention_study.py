@@ -270,7 +270,9 @@ def phase_cfg(host: str, attn_cfg: dict, phase: Phase, study: Study, data_root: 
     return cfg
 
 
-def settings_of(name: str, host: str, seed: int, study: str, epochs: Optional[int]) -> dict:
+def settings_of(
+    name: str, host: str, seed: int, study: str, epochs: Optional[int], device: str = 'cpu'
+) -> dict:
     """The settings on which a result depends. They are stored with it.
 
     Args:
@@ -279,6 +281,7 @@ def settings_of(name: str, host: str, seed: int, study: str, epochs: Optional[in
         seed: Seed of the training.
         study: A key of ``STUDIES``.
         epochs: Epochs of each phase. None: those of the study.
+        device: Where it is trained. Default: ``'cpu'``.
 
     Raises:
         ValueError: If there is no such attention or option.
@@ -293,19 +296,32 @@ def settings_of(name: str, host: str, seed: int, study: str, epochs: Optional[in
         seed=seed,
         study=study,
         phases=[phase._asdict() for phase in phases],
+        **device_setting(device),
     )
 
 
-def cost_settings(name: str, host: str, sizes: Sequence[int]) -> dict:
+def device_setting(device: str) -> dict:
+    """The setting of a device. The CPU is none, as in logs from before there was a choice."""
+    return {} if device == 'cpu' else dict(device=device)
+
+
+def cost_settings(name: str, host: str, sizes: Sequence[int], device: str = 'cpu') -> dict:
     """The settings on which the cost of a host with an attention depends.
 
     Args:
         name: The attention, as in :func:`config_of`. It has its own default of landmarks.
         host: A key of ``HOSTS``.
         sizes: Sides of the images, in pixels.
+        device: Where it is measured. Default: ``'cpu'``.
     """
     attn_cfg = config_of(name, landmarks=None)
-    return dict(attention=name, attn_cfg=attn_cfg, host=host, sizes=list(sizes))
+    return dict(
+        attention=name,
+        attn_cfg=attn_cfg,
+        host=host,
+        sizes=list(sizes),
+        **device_setting(device),
+    )
 
 
 def missing_data(study: str, data_root: Path) -> str:

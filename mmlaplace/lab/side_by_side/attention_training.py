@@ -3,11 +3,13 @@
 import json
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from mmengine.config import Config
+from mmengine.device import utils as mmengine_device
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
 from PIL import Image
@@ -31,6 +33,20 @@ from .attention_study import (
     phase_cfg,
     settings_of,
 )
+
+
+@contextmanager
+def trained_on(device: str) -> Iterator[None]:
+    """A context in which mmengine's Runner takes a device, and not the first GPU that it sees.
+
+    It has no option for that: it asks ``get_device()``, which gives a constant of its module.
+    """
+    before = mmengine_device.DEVICE
+    mmengine_device.DEVICE = device
+    try:
+        yield
+    finally:
+        mmengine_device.DEVICE = before
 
 
 def train(cfg: Config, work_dir: Path) -> str:
@@ -129,6 +145,7 @@ def train_attention(
     epochs: Optional[int],
     work_dir: Path,
     data_root: Path,
+    device: str = 'cpu',
 ) -> None:
     """Train, test, and write ``result.json``, unless it is there.
 
@@ -140,10 +157,11 @@ def train_attention(
         name, host, seed, study, epochs: As of :func:`settings_of`.
         work_dir: Folder of the training.
         data_root: Folder with a folder of data for each task.
+        device: ``'cpu'`` or ``'cuda'``. Default: ``'cpu'``.
     """
     refuse_code()
     keep_noise_from_terminal()
-    settings = settings_of(name, host, seed, study, epochs)
+    settings = settings_of(name, host, seed, study, epochs, device)
     try:
         if finished(work_dir, settings):
             return
@@ -152,7 +170,8 @@ def train_attention(
         sys.exit(f'error: {error}')
     with locked(work_dir):
         if not finished(work_dir, settings):
-            result = trained_and_tested(settings, resumed, work_dir, data_root)
+            with trained_on(device):
+                result = trained_and_tested(settings, resumed, work_dir, data_root)
             write_json(work_dir / 'result.json', result)
 
 

@@ -168,7 +168,7 @@ def of_mmlaplace(name: str, train: bool, **options: Any) -> nn.Module:
     """Build a backbone of mmlaplace that returns its last map only, without stochastic depth."""
     known = MODELS.get(options_of(name)['type']).known_options()
     if 'attn_cfg' in options and 'with_cls_token' in known:
-        options['with_cls_token'] = False  # most attentions have no place for it
+        options['with_cls_token'] = False  # some attentions have no place for it
     return create_backbone(name, out_indices=-1, **options)
 
 

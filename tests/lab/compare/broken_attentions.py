@@ -44,6 +44,17 @@ class ForgetsTheMap(Right):
         return super().mix(q, k, v * torch.linspace(0, 1, v.shape[2])[:, None], hw_shape)
 
 
+class GivesPlacesToClassTokens(Right):
+    """point: prefix"""
+
+    no_prefix_tokens = ''
+
+    def mix(self, q, k, v, hw_shape):  # FAULT
+        height, width = hw_shape
+        place = torch.arange(v.shape[2], dtype=v.dtype) % width
+        return super().mix(q, k, v * (1 + place[:, None]), hw_shape)
+
+
 class DividesByZero(Right):
     """point: finite"""
 

@@ -6,6 +6,7 @@ The contract passes for the attentions of the library, and finds planted faults 
 import inspect
 import json
 import re
+import shutil
 import sys
 
 import broken_attentions
@@ -16,10 +17,10 @@ from mmengine.registry import MODELS
 
 from mmlaplace.__main__ import main
 from mmlaplace.lab.compare import command
-from mmlaplace.lab.compare.configs import RECIPES
+from mmlaplace.lab.compare.configs import BETWEEN, RECIPES, write_configs
 from mmlaplace.lab.compare.contract import FAILED, NOT_CHECKED, NOT_PROMISED, check_contract
 from mmlaplace.lab.compare.frames import SHARED, candidate
-from mmlaplace.lab.compare.plan import CUTS, Plan, fitting
+from mmlaplace.lab.compare.plan import CUTS, Plan, at_once, fitting
 from mmlaplace.lab.compare.points import POINTS
 from mmlaplace.model_zoo import build_model
 from mmlaplace.models import BaseAttention
@@ -116,14 +117,97 @@ def test_a_budget_leaves_out_the_least_important_first():
         return {'trainings': 60 * plan.seeds * len(plan.rates) * (1 + len(plan.backbones))}
 
     assert fitting(float('inf'), estimate) == (Plan(), [])
-    plan, left_out = fitting(60 * 2 * 2 * 4, estimate)
-    assert (plan.seeds, len(plan.rates), plan.epochs) == (2, 2, 4)
-    assert left_out == [CUTS[0][1], CUTS[1][1]]
+    plan, left_out = fitting(60 * 2 * 4 * 3, estimate)
+    assert (plan.seeds, len(plan.rates), plan.epochs) == (2, 4, 4)  # each keeps its own rate
+    assert left_out == [CUTS[0][1], CUTS[1][1], CUTS[2][1]]
     _, left_out = fitting(60, estimate)
     # A later cut of the same part says it all.
     assert 'training on images' in left_out and 'training in Swin' not in left_out
     with pytest.raises(ValueError, match='about 1 minutes; give --budget 2'):
         fitting(59, estimate)
+
+
+def test_a_plan_says_what_a_budget_buys_and_runs_nothing(tmp_path, monkeypatch, capsys):
+    def minutes_of(plan):
+        return {'small tasks': 600 * plan.seeds * len(plan.tasks)}
+
+    monkeypatch.setattr(command, 'Estimate', lambda *about: minutes_of)
+    before = files(tmp_path)
+    words = ['compare', 'elu_attention.py:EluAttention', '--with', 'Softmax', '--plan']
+    assert main(words) == 0
+    whole = capsys.readouterr().out
+    assert '3 seeds' in whole and 'in Swin, DeiT and PVT; 4 epochs' in whole
+    assert 'left out' not in whole and 'contract' not in whole
+    assert main([*words, '--budget', '61']) == 0
+    less = capsys.readouterr().out
+    assert 'at 224² and 512²' in less and 'with 1 seed\n' in less and 'left out: seeds: 1' in less
+    assert main([*words, '--budget', '1']) == 2 and 'the smallest plan' in capsys.readouterr().err
+    assert [f for f in files(tmp_path) if '__pycache__' not in f] == before
+
+
+def test_what_one_folder_of_configs_cannot_hold_is_refused(tmp_path, capsys):
+    other = tmp_path / 'other/elu_attention.py'
+    other.parent.mkdir()
+    shutil.copy(tmp_path / 'elu_attention.py', other)
+    start = ['compare', 'elu_attention.py:EluAttention']
+    assert main([*start, '--with', f'{other}:EluAttention']) == 2
+    assert 'rename the file' in capsys.readouterr().err
+    assert main([*start, '--contract', '--plan']) == 2
+    assert '--plan is of the comparison' in capsys.readouterr().err
+
+
+def test_attentions_of_one_class_get_configs_of_their_own(tmp_path):
+    cls = MODELS.get('PolaAttention')
+    one = write_configs(
+        cls, dict(type='PolaAttention', power=3), '', tmp_path, BETWEEN, 'Pola, power=3'
+    )
+    two = write_configs(cls, dict(type='PolaAttention'), '', tmp_path, BETWEEN, 'Pola')
+    assert not {*one} & {*two} and 'power=3' in one[0].read_text()
+
+
+def test_without_a_gpu_cuda_is_refused_in_a_sentence(monkeypatch, capsys):
+    monkeypatch.setattr(command, 'finds_a_gpu', lambda: False)
+    assert main(['compare', 'elu_attention.py:EluAttention', '--device', 'cuda']) == 2
+    assert capsys.readouterr().err.endswith('torch finds no GPU; take --device cpu\n')
+
+
+def test_the_device_reaches_each_run_the_settings_and_the_page(tmp_path, monkeypatch):
+    """No GPU is used: what would run is collected instead."""
+    asked, jobs, studies = [], [], []
+
+    class NothingRuns:
+        failures = ()
+
+        def __init__(self, study, *about):
+            studies.append(study)
+
+        def run(self, *about):
+            pass
+
+    def estimate(candidates, tell, trainings_at_once, device):
+        asked.append((trainings_at_once, device))
+        return lambda plan: {'small tasks': 1.0, 'training on images': 1.0}
+
+    monkeypatch.setattr(command, 'finds_a_gpu', lambda: True)
+    monkeypatch.setattr(command, 'Estimate', estimate)
+    monkeypatch.setattr(command, 'Runner', NothingRuns)
+    monkeypatch.setattr(command, 'run_all', lambda each, *about, **more: jobs.extend(each))
+    monkeypatch.setattr(command, 'show_contract', lambda *about: [])
+    monkeypatch.setattr(command, 'make_folder', lambda *about: False)
+    machine = dict(CPU='a CPU', GPU='some GPU', torch='2')
+    monkeypatch.setattr(command, 'describe_machine', lambda device: machine)
+    monkeypatch.setattr(command, 'import_first', lambda *modules: asked.append(modules))
+    words = ['compare', 'elu_attention.py:EluAttention', '--with', 'Softmax', '--out', 'out']
+    assert main([*words, '--device', 'cuda']) == 0
+    assert asked == [(1, 'cuda'), ()]  # one at once, and no process that has seen a GPU is forked
+    assert {job.function.__name__ for job in jobs} == {'write_cost', 'train_attention'}
+    assert {(job.arguments[-1], job.settings['device']) for job in jobs} == {('cuda', 'cuda')}
+    assert studies[0].device == 'cuda'
+    page = (tmp_path / 'out/README.md').read_text()
+    assert 'some GPU' in page and '--device cuda`' in page
+    # Results of another device are not mixed in.
+    assert main(words) == 2
+    assert at_once('cpu') >= 1
 
 
 @pytest.mark.parametrize('name', OURS)
@@ -188,6 +272,32 @@ def test_a_run_ends_in_a_page_with_configs_and_continues(tmp_path, monkeypatch, 
     windows = [f'WindowAttention/{name}Attention' for name in ['Elu'] * 4 + ['Softmax'] * 8]
     assert swin == detector == windows
     assert set(deit) == set(pvt) == {'EluAttention/NoneType'}
+
+
+def test_attentions_are_compared_on_folders_by_configs_for_each(tmp_path):
+    own, other = candidate('elu_attention.py:EluAttention'), candidate('Pola, power=4')
+    folder = tmp_path / 'configs'
+    cls = MODELS.get('EluAttention')
+    write_configs(cls, own.cfg, 'elu_attention.py', folder, BETWEEN)
+    write_configs(MODELS.get('PolaAttention'), other.cfg, '', folder, BETWEEN, other.label)
+    names = ['deit-tiny_cifar100', 'pvt-tiny_imagenet100']
+    assert files(folder) == [
+        'elu-deit-tiny_cifar100.py',
+        'elu-pvt-tiny_imagenet100.py',
+        'elu_attention.py',
+        'pola-power-4-deit-tiny_cifar100.py',
+        'pola-power-4-pvt-tiny_imagenet100.py',
+    ]
+    for name in names:
+        cfg = Config.fromfile(folder / f'pola-power-4-{name}.py')
+        assert cfg.model.backbone.attn_cfg == other.cfg and cfg.model.head.num_classes == 100
+        datasets = cfg.train_dataloader.dataset, cfg.test_dataloader.dataset
+        place = f'data/{name.split("_")[1]}'
+        assert [(one.type, one.data_root, one.data_prefix) for one in datasets] == [
+            ('CustomDataset', place, 'train'),
+            ('CustomDataset', place, 'val'),
+        ]
+    assert set(attentions_of(folder / 'elu-deit-tiny_cifar100.py')) == {'EluAttention/NoneType'}
 
 
 BROKEN = {

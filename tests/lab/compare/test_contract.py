@@ -1,13 +1,21 @@
 """The contract finds what is unsound by the right point, and accuses nothing that is sound."""
 
+from types import SimpleNamespace
+from unittest import mock
+
 import pytest
 import sound_attentions
+import torch
+import torch.nn as nn
 import unsound_attentions
 from conftest import imports_forgotten
 
 from mmlaplace.__main__ import main
+from mmlaplace.lab.compare import command
 from mmlaplace.lab.compare.contract import FAILED, NOT_CHECKED, check_contract
-from mmlaplace.lab.compare.points import PLAIN, POINTS, settings
+from mmlaplace.lab.compare.frames import candidate
+from mmlaplace.lab.compare.plan import Estimate, Plan
+from mmlaplace.lab.compare.points import PLAIN, POINTS, grows, settings
 
 SLOW_POINTS = ('compile', 'onnx')
 # Loops of Python over the tokens, which take a third of the time of all.
@@ -134,9 +142,50 @@ class ProductOfSquares(sound_attentions.MasksLinearly):
         return super().mix(q, k, v, hw_shape) + 0.1 * (square @ square).mean((2, 3), keepdim=True)
 
 
+class SkipsEmptyBatches(sound_attentions.MasksLinearly):
+    """A gain that an empty batch does not use."""
+
+    accepts_mask = False
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.gain = nn.Parameter(torch.ones(1))
+
+    def mix(self, q, k, v, hw_shape):
+        return super().mix(q, k, v, hw_shape) * (self.gain if len(v) else 1)
+
+
+class CountsCalls(sound_attentions.MasksLinearly):
+    """A buffer counts calls in eval mode, and no output depends on it."""
+
+    accepts_mask = False
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.register_buffer('calls', torch.zeros(()))
+
+    def mix(self, q, k, v, hw_shape):
+        self.calls += 1
+        return super().mix(q, k, v, hw_shape)
+
+
+class EndsPython(sound_attentions.MasksLinearly):
+    """On a map that no other point has, Python ends."""
+
+    accepts_mask = False
+
+    def mix(self, q, k, v, hw_shape):
+        if hw_shape == (32, 32):
+            raise SystemExit(0)
+        return super().mix(q, k, v, hw_shape)
+
+
 @pytest.mark.parametrize(
     ('cls', 'point', 'text'),
     [
+        (EndsPython, 'bf16', 'SystemExit'),
+        (SkipsEmptyBatches, 'parameters', 'in a batch of 0 images: the parameter gain gets no'),
+        (CountsCalls, 'repeat', 'a call changes the state dict'),
         (AddsForAnyMask, 'mask', 'a mask that hides nothing changes the output'),
         (ProductOfSquares, 'linear', 'FLOPs as N^1.'),
     ],
@@ -144,3 +193,45 @@ class ProductOfSquares(sound_attentions.MasksLinearly):
 def test_what_only_one_requirement_of_a_point_sees(cls, point, text):
     (found,) = check_contract(cls, points=[point])
     assert found.state == FAILED and text in found.text
+
+
+@pytest.mark.parametrize(
+    ('costs', 'too_much'),
+    [
+        ((1, 2, 4), False),
+        ((1, 4, 16), True),
+        ((1, 4, 7), False),  # a jump, and then less than linear: large maps are cut into parts
+        ((1, 1.6, 8), False),
+    ],
+)
+def test_one_jump_of_costs_is_no_growth_beyond_linear(costs, too_much):
+    """Between sides of which each has twice the tokens of the one before."""
+    assert grows(costs) == too_much
+
+
+def test_the_contract_draws_by_the_seed_that_is_asked_for(own, capsys):
+    for words, seed in (([], 0), (['--seed', '7'], 7)):
+        with mock.patch.object(command, 'check_contract', return_value=iter(())) as check:
+            main([*own(MIX.format('v')), *words])
+        assert check.call_args.args[2] == seed
+
+
+def test_an_attention_is_another_one_after_its_file_changed(own):
+    name = own(MIX.format('v'))[1]
+    args = SimpleNamespace(attention=name, own_frames=False, device='cpu')
+    one = candidate(name)
+    before = command.settings_of(one, args)
+    assert command.settings_of(one, args) == before
+    own(MIX.format('2 * v'))
+    assert command.settings_of(one, args) != before
+
+
+def test_trainings_at_once_take_less_time_in_the_estimate():
+    estimate = object.__new__(Estimate)
+    estimate.task_step, estimate.forward = dict(Mine=0.1), dict(Mine=0.1)
+    estimate.image_step = dict.fromkeys((('Mine', host) for host in Plan().backbones), 0.1)
+    seconds = []
+    for estimate.at_once in (1, 2):
+        seconds.append(estimate(Plan()))
+    alone, both = (found.pop('training on images') for found in seconds)
+    assert both == pytest.approx(alone / 2) and seconds[0] == seconds[1]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import ROOT, output_of, refusal_of, run_script
 
-from mmlaplace.lab.probes import PROBES, Schedule, train_probe
+from mmlaplace.lab.probes import PROBES, ProbeModel, Schedule, train_probe
 from mmlaplace.lab.probes.report import largest, table_of
 from mmlaplace.lab.probes.results import append_result, key_of, read_results
 from mmlaplace.lab.probes.study import Runner, read_studies, settings_of
@@ -112,6 +112,27 @@ def test_softmax_solves_a_small_recall_and_hydra_does_not():
         accuracy[name] = found['accuracy']['1']
     assert accuracy['SoftmaxAttention'] > 0.95
     assert accuracy['HydraAttention'] < 0.5
+
+
+def test_the_device_reaches_the_model_the_maps_and_the_settings(tmp_path, monkeypatch):
+    probe, few = build_probe(dict(type='recall', pairs=4, hw_shape=[4, 4])), Schedule(1, 2)
+    with pytest.raises(RuntimeError, match='meta'):  # there is no value of a tensor there
+        train_probe(probe, dict(type='LinearAttention'), 1e-3, schedule=few, device='meta')
+    study = a_study(device='meta')
+    settings = settings_of(study, 'Softmax', study.probes[0], 0.1, 0)
+    assert settings['device'] == 'meta'
+    assert 'device' not in settings_of(a_study(), 'Softmax', study.probes[0], 0.1, 0)
+    runner = Runner(study._replace(rates=[0.1]), tmp_path / 'a.jsonl', lambda line: None)
+    runner.run([0])
+    assert len(runner.failures) == 2 and all('meta' in text for text in runner.failures)
+
+    def seen(model, batch):
+        places = {tensor.device.type for tensor in (*batch[:-1], *model.parameters())}
+        raise RuntimeError(f'{places}, {batch.hw_shape}')
+
+    monkeypatch.setattr(ProbeModel, 'forward', seen)
+    with pytest.raises(RuntimeError, match=r"^\{'meta'\}, \(4, 4\)$"):
+        train_probe(probe, dict(type='LinearAttention'), 1e-3, schedule=few, device='meta')
 
 
 def a_study(**changes):

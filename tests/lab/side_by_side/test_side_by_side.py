@@ -14,6 +14,7 @@ import pytest
 import torch
 from conftest import ROOT, load_tool, output_of, refusal_of, registered, run_script
 from mmengine.config import Config
+from mmengine.device import get_device
 from PIL import Image
 from torch import nn
 
@@ -29,6 +30,7 @@ from mmlaplace.lab.side_by_side import (
     seed_differences,
 )
 from mmlaplace.lab.side_by_side import backbone_candidates as candidates
+from mmlaplace.lab.side_by_side.attention_cost import cost_of
 from mmlaplace.model_zoo import read_backbones
 from mmlaplace.models import BaseAttention, LaplacianAttention
 
@@ -229,7 +231,7 @@ def test_the_arguments_of_a_comparison_reach_its_jobs(tmp_path):
     args = trainings.parser_of(['XCAttention']).parse_args(words.split())
     jobs = trainings.training_jobs(args)
     first = attention_study.settings_of('XCAttention', 'vit', 3, 'digits', 5)
-    assert jobs[0].settings == first and jobs[0].arguments[-1] == Path('few')
+    assert jobs[0].settings == first and jobs[0].arguments[-2:] == (Path('few'), 'cpu')
     assert len({job.path for job in jobs}) == len(jobs) == 2 * 2 * 2
     of_a_seed = [job.settings['seed'] for job in jobs[:4]]
     assert of_a_seed == [3, 3, 4, 4]  # all attentions have a seed before the next one begins
@@ -237,6 +239,28 @@ def test_the_arguments_of_a_comparison_reach_its_jobs(tmp_path):
     for job, name in zip(costs, args.attentions):
         assert job.settings == attention_study.cost_settings(name, 'vit', [64, 96])
         assert job.arguments[:3] == (name, 'vit', [64, 96])
+
+
+def test_the_device_reaches_the_jobs_and_the_runner_of_a_training(tmp_path, monkeypatch):
+    words = f'--attentions XCAttention --hosts vit --seeds 0 --work-dir {tmp_path}'
+    args = trainings.parser_of(['XCAttention']).parse_args(words.split())
+    args.device = 'cuda'  # which the parser refuses without a GPU
+    for job in (*trainings.training_jobs(args), *trainings.cost_jobs(args)):
+        assert (job.arguments[-1], job.settings['device']) == ('cuda', 'cuda')
+    found = []
+
+    def train(*about):
+        found.append(get_device())
+        return dict(top1={})
+
+    monkeypatch.setattr(attention_training, 'trained_and_tested', train)
+    before = get_device()
+    attention_training.train_attention(
+        'XCAttention', 'vit', 0, 'textures', 2, tmp_path / 'one', tmp_path, 'meta'
+    )
+    assert found == ['meta'] and get_device() == before
+    cost = cost_of('XCAttention', 'vit', [32], 'meta')  # which has no clock
+    assert "got 'meta'" in cost['forward']['left_out'][32]
 
 
 def test_a_part_of_a_result_is_run_again_and_left_out_of_tables(tmp_path):
