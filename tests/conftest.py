@@ -6,8 +6,10 @@ import importlib.util
 import io
 import os
 import runpy
+import shutil
 import subprocess
 import sys
+import tempfile
 import types
 from pathlib import Path
 from unittest import mock
@@ -15,6 +17,7 @@ from unittest import mock
 import mmengine
 import numpy as np
 import pytest
+import scheduling
 import torch
 from filelock import FileLock
 from mmengine.config import Config
@@ -96,6 +99,21 @@ def marks_of_case(number: int, every: int, slow: int = 6) -> list:
     return [pytest.mark.thorough if number % slow else pytest.mark.slow]
 
 
+def pytest_configure():
+    # mmengine writes a config and its bases to temporary files before it reads them. In memory that
+    # takes a third of the time. Large files of tests, in their tmp_path, stay on the disk.
+    memory = Path('/dev/shm')
+    if memory.is_dir() and shutil.disk_usage(memory).free > ROOM and 'TMPDIR' not in os.environ:
+        os.environ.setdefault('PYTEST_DEBUG_TEMPROOT', tempfile.gettempdir())
+        os.environ['TMPDIR'] = tempfile.tempdir = str(memory)
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config, log):
+    return scheduling.GoingOn(config, log) if config.option.dist == 'loadgroup' else None
+
+
+ROOM = 2**31  # bytes: of several processes each compiles graphs, whose files are temporary too
 MANY = 8  # cases of a test, of which all but every eighth are slow: --fast leaves them out
 LONG = ('sanitizer', 'build', 'training', 'docs', 'wheel')
 

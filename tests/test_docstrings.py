@@ -18,7 +18,12 @@ from mmlaplace.models import BaseAttention, PyramidBackbone, layers
 SECTIONS = r'Args|Returns|Raises|Attributes|Cost|Published|Source|Examples?|Note|Yields'
 
 # What modules with these starts of names import, and the library does without.
-NEEDS = {'mmlaplace.timm': 'timm', 'mmlaplace.models.ssd': 'mmdet'}
+NEEDS = {
+    'mmlaplace.timm': 'timm',
+    'mmlaplace.models.ssd': 'mmdet',
+    'mmlaplace.models.det_preprocessor': 'mmdet',
+    'mmlaplace.models.seg_preprocessor': 'mmseg',
+}
 
 
 def public() -> dict:

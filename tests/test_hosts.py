@@ -58,6 +58,7 @@ def images():
     return torch.randn(2, 3, SIDE, SIDE)
 
 
+@pytest.mark.sampled(2, 2)
 @pytest.mark.parametrize(('host', 'head'), CASES)
 def test_a_host_trains_saves_and_runs_in_half_precision(host, head, images):
     need(host.package)

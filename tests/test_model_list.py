@@ -34,9 +34,22 @@ def test_the_table_has_the_counts_the_published_score_and_the_path(capsys, monke
     header, b0, retinanet = (line.split() for line in capsys.readouterr().out.splitlines())
     assert 'published score' in ' '.join(header)
     path = f'configs/classification/polaformer/{B0}.py'
-    assert b0 == [B0, 'classification', '3.79', '0.58', 'top-1', '72.3', path]
+    assert b0 == [B0, 'classification', '3.79', '0.58', 'top-1', '72.3', 'MIT', path]
     assert retinanet[1:7] == ['detection', '–', '–', 'box', 'AP', '39.5']
-    assert (ROOT / path).is_file() and (ROOT / retinanet[7]).is_file()
+    assert (ROOT / path).is_file() and (ROOT / retinanet[8]).is_file()
+
+
+def test_a_backbone_has_the_counts_of_its_classifier_in_the_list(capsys):
+    assert main(['list', 'ravlt-[tm]i*', '--task', 'backbone']) == 0
+    _, micro, tiny = (line.split() for line in capsys.readouterr().out.splitlines())
+    (classifier,) = (model for model in read_models() if model.name == 'ravlt-tiny_8xb128_in1k')
+    counts = (classifier.metadata[name] for name in ('Parameters', 'MACs'))
+    assert tiny[:2] == ['ravlt-tiny', 'backbone']
+    assert [float(count) for count in tiny[2:4]] == pytest.approx(
+        [count / scale for count, scale in zip(counts, (1e6, 1e9))],
+        abs=0.005,  # two decimals
+    )
+    assert micro[2:5] == ['–', '–', '–']  # no config has it
 
 
 def test_the_json_has_every_model_of_the_task(capsys):
@@ -103,7 +116,7 @@ def test_every_function_knows_the_names_of_all_backbones():
     """Also those that no config has; timm's have another hyphen."""
     names = set(mmlaplace.list_models(task='backbone'))
     assert names <= set(mmlaplace.list_models()) and names == set(catalogue(''))
-    model = mmlaplace.get_model('laplacianformer-micro', img_size=64)
+    model = mmlaplace.get_model('laplacianformer-micro', backbone_only=True, img_size=64)
     assert type(model) is LaplacianFormer and model.embed_dims == (32, 64, 96, 128)
     named = {cls.__name__ for family in FAMILIES.values() for cls in family.backbones}
     assert named == set(registered(PyramidBackbone))
@@ -266,7 +279,7 @@ def test_whole_models_come_from_their_toolbox(name, toolbox, kind):
         (
             lambda: mmlaplace.create_backbone('softpp-tiny', pretrained=True),
             ValueError,
-            "released no weights of 'softpp_tiny'",
+            "released no weights of 'softpp-tiny'",
         ),
         (
             lambda: mmlaplace.get_model('dinov2-small_8xb128-linear_in1k', pretrained=True),
@@ -283,6 +296,12 @@ def test_whole_models_come_from_their_toolbox(name, toolbox, kind):
             ValueError,
             "pretrained='a.pth' takes the place of an init_cfg.* leave one of them out",
         ),
+        (
+            lambda: mmlaplace.get_model('ravlt_tiny'),
+            ValueError,
+            r"no head: create_backbone\('ravlt_tiny'\) .*get_model\('ravlt-tiny_8xb128_in1k'\)",
+        ),
+        (lambda: mmlaplace.get_model('ravlt-tyny'), ValueError, "'ravlt-tyny'; similar names are"),
         (
             lambda: get_config('softpp-tiny'),
             ValueError,

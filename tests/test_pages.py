@@ -11,7 +11,7 @@ from mmlaplace.models import BaseAttention, LinearAttention
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(ROOT / '.dev_scripts')
-    from pages import api, files, options, package, which_attention
+    from pages import api, choose, files, formulas, options, package, which_attention
 
 
 @pytest.fixture
@@ -83,6 +83,32 @@ def test_a_count_needs_its_words_once():
         files.with_count('has three attentions', r'has (\d+) attentions', 48)
 
 
+class TwoFormulas(BaseAttention):
+    r"""The first formula, :math:`a`, is behind the directive:
+
+    .. math:: y = \frac{a}{b}, \quad
+              b = 1
+
+    And the second below it:
+
+    .. math::
+        z = 2
+
+    Args:
+        eps: Not on the page.
+    """
+
+
+def test_formulas_are_between_dollars_wherever_they_begin():
+    text = formulas.markdown(formulas.description(TwoFormulas))
+    assert text == (
+        'The first formula, $a$, is behind the directive:\n\n'
+        '$$\ny = \\frac{a}{b}, \\quad\nb = 1\n$$\n\nAnd the second below it:\n\n$$\nz = 2\n$$'
+    )
+    page = (ROOT / 'docs/formulas.md').read_text()
+    assert '.. math' not in page and page.count('$$') % 2 == 0
+
+
 class Unsourced(BaseAttention):
     """An attention without the line."""
 
@@ -121,6 +147,18 @@ def test_an_attention_has_its_cost_and_a_new_one_is_in_the_last_table(monkeypatc
     assert '`LinearAttention`' in api.table('classic')
     monkeypatch.setitem(api.TABLES, 'classic', ())
     assert '`LinearAttention`' in api.table('vision')
+
+
+def test_times_in_tables_are_those_of_the_log():
+    table = '| backbone | 224², ms | MB, 512² | 2048² |\n|---|---:|---:|---|\n'
+    unknown = '| b | 5 | 6 | 7 |\n'
+    rows = '| **`a-tiny`** | 1 | 2 | not run |\n| Swin-T of mmpretrain | 3 | 4 | not run |\n'
+    swin = 'mmpretrain:SwinTransformer-tiny'
+    times, memory = {('a-tiny', 224): 1234.4, (swin, 224): 26.6}, {('a-tiny', 512): 8.2}
+    assert choose.filled(table + rows + unknown, times, memory) == table + (
+        '| **`a-tiny`** | 1,234 | 8 | not run |\n'
+        '| Swin-T of mmpretrain | 27 | 4 | not run |\n' + unknown
+    )
 
 
 def test_no_attention_that_solves_the_tasks_and_costs_less_is_left_out():

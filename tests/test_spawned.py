@@ -58,6 +58,7 @@ if __name__ == '__main__':
 """
 
 
+@pytest.mark.sampled(2, 2)
 @pytest.mark.parametrize('method', METHODS)
 def test_new_processes_know_what_is_registered(method, tmp_path):
     (tmp_path / 'data_of_spawned.py').write_text(DATA)

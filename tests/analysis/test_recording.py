@@ -61,6 +61,8 @@ def test_photographs_are_of_the_size_asked_for_and_normalised():
     torch.testing.assert_close(unit[0, :, 0, 0], torch.tensor([1.0, 0.0, 0.2]))
     torch.testing.assert_close(bgr[0, :, 0, 0], torch.tensor([41.0, -20.0, 225.0]))
     assert grey.shape == (1, 1, 4, 4) and (grey == 1).all()
+    four = normalized(red, (4, 4), dict(mean=[0.0, 0, 0, 55], std=[1.0, 1, 1, 2]))
+    assert four[0, :, 0, 0].tolist() == [255, 0, 51, 100]
     pytest.importorskip('skimage')
     assert [photo.shape for photo in photographs((32, 48))] == [(1, 3, 32, 48)] * 3
 
@@ -99,6 +101,7 @@ def test_the_memory_of_tensors_is_exact_and_leaves_out_what_is_returned():
     assert bytes_of(made) == 28
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
 @pytest.mark.slow
 def test_measuring_memory_without_a_gpu_prints_no_error_of_the_profiler():

@@ -26,6 +26,7 @@ def test_the_page_has_all_cells_and_no_path_of_the_machine_that_ran_it(notebook)
     assert str(ROOT) not in page
 
 
+@pytest.mark.thorough
 @pytest.mark.training
 def test_it_runs_from_top_to_bottom(tool, notebook, tmp_path, monkeypatch):
     pytest.importorskip('nbclient')

@@ -18,8 +18,10 @@ from small_data import CLASSES, config_of, write_boxes, write_folders, write_mas
 
 from mmlaplace.checkpoints import read_state_dict
 from mmlaplace.commands import refusals, terminal
+from mmlaplace.commands.toolbox_scripts import run_toolbox_script
 from mmlaplace.engine import DamagedImageError, FirstCheckError, FirstChecksHook
 from mmlaplace.engine.first_checks import CHECKED, NOTHING_LEFT
+from mmlaplace.model_zoo import build_model
 
 EMPTY = Config({})
 
@@ -43,6 +45,21 @@ def test_every_run_in_the_context_has_the_hook_once(tmp_path):
     with mock.patch.object(Runner, '_log_env'):
         runner = Runner(torch.nn.Linear(1, 1), str(tmp_path), experiment_name=f'{name} after')
     assert not any(isinstance(hook, FirstChecksHook) for hook in runner.hooks)
+
+
+@pytest.mark.parametrize('tool', ['train.py', 'dry_run.py', 'analysis_tools/get_flops.py'])
+def test_a_part_of_what_has_no_parts_cannot_be_set(tool, monkeypatch, capsys):
+    option = 'model.head.num_classes.most=3'
+    arguments = [tool, str(micro_config('laplacianformer')), '--cfg-options', option]
+    monkeypatch.setattr(sys, 'argv', arguments)
+    with pytest.raises(SystemExit) as end:
+        if tool == 'train.py':
+            run_toolbox_script('train.py', None)
+        else:
+            load_tool(f'tools/{tool}').main()
+    said = f'{end.value.code} {capsys.readouterr().err}'
+    assert f"--cfg-options {option} cannot be set: num_classes={{'most'" in said
+    assert 'write the whole value into a config' in said and '_delete_' not in said
 
 
 def ended_by(error: BaseException, cfg: Config = EMPTY, splits=('train',)):
@@ -296,10 +313,36 @@ def test_options_of_a_dry_run_reach_its_process_and_the_sentence_of_a_refusal_co
 @pytest.mark.slow
 def test_a_dry_run_refuses_maps_that_no_head_reads(tmp_path, monkeypatch):
     pytest.importorskip('mmdet')
-    monkeypatch.setenv('BACKBONE', 'dinov2-small')
     tool = load_tool('tools/dry_run.py')
     cfg = Config.fromfile(ROOT / 'configs/heads/mask-rcnn_fpn_1x_coco.py')
+    cfg.model.backbone = dict(type='DINOv2', arch='small')
+    cfg.model.neck.in_channels = [384]
     length = dict(iterations=1, batch_size=1, random_images=True, image_size=[64, 64])
     with pytest.raises(SystemExit, match='rpn_head reads maps at strides 4, 8, 16, 32, 64'):
         tool.run_here(cfg, tmp_path, tmp_path, length)
     assert 'reads maps' in (tmp_path / tool.REFUSED).read_text()
+
+
+TOOLS = {
+    'visualization/vis_predictions.py': (),
+    'visualization/vis_cam.py': (),
+    'linearize.py': ('--attention', 'FLattenAttention', '--work-dir', 'out'),
+}
+
+
+@pytest.mark.parametrize('tool', TOOLS)
+def test_tools_that_read_data_beside_a_run_name_what_is_missing(tool, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arch = dict(embed_dims=(8,) * 4, depths=(1,) * 4, num_heads=(1,) * 4, ffn_ratios=(1,) * 4)
+    backbone = dict(_delete_=True, type='PVTv2', arch=arch, img_size=48, out_indices=-1)
+    Path('config.py').write_text(
+        f'_base_ = {str(micro_config("laplacianformer"))!r}\n'
+        f'model = dict(backbone={backbone}, head=dict(in_channels=8))\n'
+        "mine = dict(dataset=dict(data_root='data/mine'))\n"
+        'train_dataloader = val_dataloader = test_dataloader = mine\n'
+    )
+    torch.save(build_model(Config.fromfile('config.py')).state_dict(), 'weights.pth')
+    words = ['config.py', 'weights.pth', '--device', 'cpu', *TOOLS[tool]]
+    monkeypatch.setattr(sys, 'argv', [tool, *words])
+    with pytest.raises(SystemExit, match='data/mine is missing; check data_root'):
+        load_tool(f'tools/{tool}').main()

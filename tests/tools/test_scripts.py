@@ -119,6 +119,7 @@ def test_a_missing_folder_of_data_is_named_and_other_missing_files_are_not(tmp_p
         ('data/mine', SystemExit, 'data/mine is missing; check data_root; .*own_config.md shows'),
         ('data/mini/fashion', SystemExit, 'make_mini_datasets.py --tasks fashion makes it'),
         (str(tmp_path), FileNotFoundError, 'a.jpg'),
+        ('s3://bucket/images', FileNotFoundError, 'a.jpg'),  # which is no folder of this machine
     ):
         loader = dict(dataset=dict(type='RepeatDataset', dataset=dict(data_root=root)))
         config.write_text(f"default_scope = 'mmpretrain'\ntrain_dataloader = {loader}\n")

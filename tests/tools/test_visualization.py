@@ -143,6 +143,14 @@ def test_nystrom_rows_are_those_that_attention_without_whitening_applies(dtype):
     torch.testing.assert_close(found.double(), row, rtol=0.1, atol=0.02)
 
 
+def test_maps_of_landmarks_leave_the_class_token_out():
+    cfg = dict(type='LaplacianAttention', num_landmarks=4, whitening='none', num_prefix_tokens=2)
+    mixed = mixed_from(OneBlock(cfg), prefix=2)
+    applied, row = (attention_map(mixed, (2, 3), 1, matrix=m) for m in ('whitened', 'nystrom'))
+    gamma = mixed.attention.gamma.flatten()[1]
+    torch.testing.assert_close(applied, row * gamma / (2 + HEIGHT * WIDTH))
+
+
 def draw(tool, monkeypatch, *arguments):
     """The figure that a tool draws, after it was run with a command line."""
     monkeypatch.setattr(sys, 'argv', [tool.__file__, *map(str, arguments)])
@@ -261,6 +269,17 @@ def test_vis_cam_heats_every_image(config, arguments, mini_data, tmp_path, monke
         assert (red - blue).max() > 50  # where the heat is highest; it is blue where there is none
         assert right.get_title().startswith('class ')
     assert config != RETINANET or figure.axes[1].patches
+
+
+def test_vis_cam_draws_some_bands_of_an_image_of_any_number():
+    for channels, drawn in ((1, [51]), (2, [51]), (3, [153, 102, 51]), (5, [153, 102, 51])):
+        image = 51 * torch.arange(1, channels + 1, dtype=torch.uint8)[:, None, None].expand(
+            -1, 4, 6
+        )
+        pixels = vis_cam.pixels_of(image)
+        assert pixels.shape == (4, 6, len(drawn)) and pixels.dtype == np.float32
+        assert (255 * pixels[0, 0]).round().tolist() == drawn
+    assert vis_cam.pixels_of(torch.full((4, 2, 2), 60000, dtype=torch.int32)).max() == 1
 
 
 def test_vis_predictions_takes_grey_images_and_classes_without_names():
