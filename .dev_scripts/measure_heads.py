@@ -5,10 +5,12 @@ It writes a log, from which make_pages.py makes the table. What the log has is n
 Examples:
   python .dev_scripts/measure_heads.py         # parameters and memory of each; ten minutes
   python .dev_scripts/measure_heads.py --time  # seconds an image; on an idle machine
+  python .dev_scripts/measure_heads.py --plain # heads on a plain ViT-S at three sizes; half an hour
 """
 
 import os
 import statistics
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
@@ -24,11 +26,13 @@ from mmlaplace.commands.command_line import ToolParser, read_json, write_json
 from mmlaplace.commands.random_images import random_batch, random_model, train_and_predict
 
 LOG, TIMES = ROOT / 'docs/logs/heads.json', ROOT / 'docs/logs/heads_time.json'
+PLAIN_LOG = ROOT / 'docs/logs/heads_plain.json'
 CPU = torch.device('cpu')
-BACKBONES = ('ravlt-tiny', 'mlla-tiny', 'pvtv2-b2')
+BACKBONES = ('ravlt-tiny', 'mlla-tiny', 'pvtv2-b2', 'cswin-tiny')
 COCO, LSJ, RTMDET, ADE = (800, 1344), (1024, 1024), (640, 640), (512, 512)
 HEADS: Dict[str, Tuple[str, Tuple[int, int]]] = {
     'Mask R-CNN': ('mask-rcnn_fpn_1x_coco', COCO),
+    'Faster R-CNN': ('faster-rcnn_fpn_1x_coco', COCO),
     'Cascade Mask R-CNN': ('cascade-mask-rcnn_fpn_1x_coco', COCO),
     'RetinaNet': ('retinanet_fpn_1x_coco', COCO),
     'FCOS': ('fcos_fpn_gn-head_1x_coco', COCO),
@@ -50,7 +54,30 @@ HEADS: Dict[str, Tuple[str, Tuple[int, int]]] = {
 }
 
 # Those that tools/deployment/export.py takes. tests/configs/test_heads.py compares.
-DEPLOYED = ('Mask R-CNN', 'RetinaNet', 'UPerNet', 'Semantic FPN', 'SegFormer')
+DEPLOYED = (
+    'Mask R-CNN',
+    'Faster R-CNN',
+    'Cascade Mask R-CNN',
+    'RetinaNet',
+    'UPerNet',
+    'Semantic FPN',
+    'SegFormer',
+)
+
+# Of a plain ViT: the config, and options of the backbone.
+PLAIN_BACKBONE, PLAIN_SIDES, MOST_SECONDS = 'deit-small', (512, 1024, 2048), 120
+PLAIN_HEADS: Dict[str, Tuple[str, Dict[str, Any]]] = {
+    'Mask R-CNN, simple pyramid': ('plain/mask-rcnn_simple-pyramid_1x_coco', {}),
+    'the same, windows of 16': ('plain/mask-rcnn_simple-pyramid_1x_coco', dict(window_size=16)),
+    'RetinaNet, simple pyramid': ('plain/retinanet_simple-pyramid_1x_coco', {}),
+    'DINO, resized pyramid': ('plain/dino-4scale_resized-pyramid_8xb2-12e_coco', {}),
+    'UPerNet, simple pyramid': ('plain/upernet_simple-pyramid_4xb4-160k_ade20k-512x512', {}),
+    'linear head': ('plain/linear_4xb4-80k_ade20k-512x512', {}),
+    'Mask2Former, simple pyramid': (
+        'plain/mask2former_simple-pyramid_8xb2-160k_ade20k-512x512',
+        {},
+    ),
+}
 
 
 def load(name: str, backbone: str) -> Config:
@@ -108,10 +135,70 @@ def write_log(path: Path, measure: Callable[..., dict]) -> None:
                 print(key, log['rows'][key], flush=True)
 
 
+def plain_config(name: str, options: Dict[str, Any]) -> Config:
+    cfg = load(name, PLAIN_BACKBONE)
+    cfg.model.backbone.update(options)
+    return cfg
+
+
+def plain_row(name: str, options: Dict[str, Any], row: dict) -> None:
+    """Add a step of a head on a plain ViT, and its memory, to a row that lacks them."""
+    if 'parameters' not in row:
+        row.update(train_and_predict(plain_config(name, options), (192, 256), 2))
+    if 'training_bytes' not in row:
+        cfg = plain_config(name, options)
+        model, batch = with_model(cfg, (PLAIN_SIDES[0],) * 2, 2)
+        with DefaultScope.overwrite_default_scope(cfg.default_scope):
+            model.train().init_weights()
+            kept, _ = kept_bytes(model, lambda: model(**batch, mode='loss'))
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        row['training_bytes'] = kept + 12 * trained + 4 * row['parameters']
+
+
+def plain_seconds(name: str, options: Dict[str, Any], side: int) -> float:
+    """The median time of the processor for an image, after one that is not counted.
+
+    It is on one thread, so that other programs hardly count. A large image is predicted once.
+    """
+    cfg = plain_config(name, options)
+    model, batch = with_model(cfg, (side, side), 1)
+    with DefaultScope.overwrite_default_scope(cfg.default_scope), torch.inference_mode():
+        model.eval().init_weights()
+        job = partial(model, **batch, mode='predict')
+        runs = 4 if side < 1024 else 1
+        seconds = [seconds_of(job, CPU, time.process_time) for _ in range(runs)]
+    return statistics.median(seconds[1:] or seconds)
+
+
+def write_plain_log() -> None:
+    """A row for each head of a plain ViT. What is in the log already is not repeated.
+
+    After a size of over ``MOST_SECONDS``, the next is left out.
+    """
+    torch.set_num_threads(1)
+    log = read_json(PLAIN_LOG) if PLAIN_LOG.is_file() else dict(rows={})
+    log.update(describe_machine(CPU), backbone=PLAIN_BACKBONE)
+    for title, (name, options) in PLAIN_HEADS.items():
+        plain_row(name, options, log['rows'].setdefault(title, {}))
+        write_json(PLAIN_LOG, log)
+    for side in PLAIN_SIDES:
+        for title, (name, options) in PLAIN_HEADS.items():
+            seconds = log['rows'][title].setdefault('seconds', {})
+            before = seconds.get(str(side // 2), 0)
+            if str(side) not in seconds and before < MOST_SECONDS:
+                seconds[str(side)] = plain_seconds(name, options, side)
+                write_json(PLAIN_LOG, log)
+                print(title, seconds, flush=True)
+
+
 def main() -> None:
     parser = ToolParser(__doc__)
+    parser.add_argument('--plain', action='store_true', help='heads on a plain ViT-S instead')
     parser.add_argument('--time', action='store_true', help='seconds of an image instead')
-    if parser.parse_args().time:
+    args = parser.parse_args()
+    if args.plain:
+        write_plain_log()
+    elif args.time:
         write_log(TIMES, timed)
     else:
         write_log(LOG, tried)

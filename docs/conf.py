@@ -43,7 +43,7 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 # Types of other projects, whose inventories would have to be downloaded to link to them.
 nitpick_ignore_regex = [
-    (r'py:.*', r'(torch|mmengine|os|pathlib)\..*'),
+    (r'py:.*', r'(torch|mmengine|numbers|os|pathlib)\..*'),
     (r'py:class', r'mmlaplace\.models\.attentions\.cross_shaped\.Strip.*'),  # parts of a class
 ]
 
@@ -102,6 +102,11 @@ def from_site_root(text: str, folder: Path) -> str:
     return IMAGE.sub(lambda match: f'![{match["text"]}](/../{resolved(match["path"])})', text)
 
 
+DATATABLES = '<script src="_static/datatables-3.1.5.min.js"></script>'
+# After a table of a page: readers can search and sort it.
+SEARCHABLE = '<script src="_static/searchable.js"></script>'
+
+
 def table_of_all_models() -> str:
     """model_zoo.csv as HTML, in which model_zoo.js lets readers search and sort."""
     header, *rows = csv.reader((ROOT / 'docs/model_zoo.csv').read_text().splitlines())
@@ -114,8 +119,7 @@ def table_of_all_models() -> str:
     body = ''.join(f'<tr>{"".join(f"<td>{cell(text)}</td>" for text in row)}</tr>' for row in rows)
     return (
         f'<table id="all-models-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-        '<script src="_static/datatables-3.1.5.min.js"></script>'
-        '<script src="_static/model_zoo.js"></script>'
+        f'{DATATABLES}<script src="_static/model_zoo.js"></script>'
     )
 
 
@@ -132,6 +136,8 @@ def navigation(questions: str) -> str:
 
 def page_read(app, docname: str, content: list) -> None:
     content[0] = content[0].replace('<!-- all models -->', table_of_all_models())
+    content[0] = content[0].replace('<!-- searchable -->', DATATABLES + SEARCHABLE, 1)
+    content[0] = content[0].replace('<!-- searchable -->', SEARCHABLE)
     text = from_site_root(content[0], (ROOT / 'docs' / docname).parent)
     if docname == 'index':  # the site begins with the README
         readme = from_site_root((ROOT / 'README.md').read_text(), ROOT)

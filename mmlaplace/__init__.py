@@ -13,9 +13,16 @@ warn_untested_versions()
 
 # After the check that names a missing mmengine.
 from . import checkpoints, engine, models, ops, spawned, toolbox_hubs  # noqa: E402
-from .config_files import backbone_config, channels, find_bases  # noqa: E402
+from .config_files import (  # noqa: E402
+    backbone_config,
+    channels,
+    find_bases,
+    normalization,
+    plain_pyramid,
+)
 from .lab import lra  # noqa: E402, F401
 from .model_zoo import create_backbone, get_model, list_models  # noqa: E402
+from .own_models import model_config  # noqa: E402
 
 find_bases()
 toolbox_hubs.register_on_import()
@@ -30,6 +37,9 @@ __all__ = [
     'engine',
     'get_model',
     'list_models',
+    'model_config',
     'models',
+    'normalization',
     'ops',
+    'plain_pyramid',
 ]

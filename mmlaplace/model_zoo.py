@@ -16,6 +16,7 @@ from mmengine.registry import MODELS, DefaultScope
 
 from .checkpoints import PUBLISHED, load_weights
 from .checkpoints.dense import DENSE
+from .checkpoints.of_timm import backbone_of_timm, is_of_timm
 from .checkpoints.released import address_of, released_place
 from .models import FAMILIES
 from .models.initialising import initialise
@@ -23,6 +24,9 @@ from .models.known_options import did_you_mean
 from .toolboxes import TOOLBOXES, require_toolbox
 
 TASKS = (*TOOLBOXES, 'backbone')
+COUNTED = ('Parameters', 'MACs')  # of the metafiles
+# Of the backbone of a classifier, what is not of the network itself.
+OF_CLASSIFIER = ('out_indices', 'out_type', 'drop_path_rate', 'frozen_stages')
 
 
 class ModelInfo(NamedTuple):
@@ -33,8 +37,8 @@ class ModelInfo(NamedTuple):
         task: ``'classification'``, ``'detection'``, ``'segmentation'`` or ``'backbone'``.
         family: The folder of the config, such as ``'laplacianformer'``.
         config: The config file. None of a backbone that no classifier of the metafiles has.
-        metadata: The ``Metadata`` of the entry: parameters, MACs and published scores. Empty for a
-            backbone.
+        metadata: The ``Metadata`` of the entry: parameters, MACs and published scores. Of a
+            backbone, the parameters and MACs of its classifier, with the head, if there is one.
         arch: Class, arch and further options of a backbone without a config. Otherwise None.
     """
 
@@ -106,7 +110,8 @@ def _backbones(root: Path) -> List[ModelInfo]:
     for model in _models(root):
         name = model.name.partition('_')[0]
         if model.task == 'classification' and name not in backbones:
-            backbones[name] = ModelInfo(name, 'backbone', model.family, model.config, {})
+            counts = {key: model.metadata[key] for key in COUNTED if key in model.metadata}
+            backbones[name] = ModelInfo(name, 'backbone', model.family, model.config, counts)
     for name, family in FAMILIES.items():
         for cls, start in family.backbones.items():
             for arch in cls.arch_zoo:
@@ -131,8 +136,27 @@ def _by_name(root: Path) -> Dict[str, ModelInfo]:
 
 def _spelled(name: str) -> str:
     """A name as the model zoo has it, also of a backbone in timm's spelling: ``ravlt_tiny``."""
+    if is_of_timm(name):
+        return name
     known = _by_name(files_root())
     return name if name in known or name.replace('_', '-') not in known else name.replace('_', '-')
+
+
+def _named(name: str) -> ModelInfo:
+    """What is known of a model or backbone, also in timm's spelling.
+
+    Raises:
+        ValueError: If there is no such name. The message lists similar names.
+    """
+    known = _by_name(files_root())
+    spelled = _spelled(name)
+    if spelled not in known:
+        near = near_names(name, list(known))
+        raise ValueError(
+            f'there is no model or backbone {name!r}; similar names are {near}, all are in '
+            'list_models()'
+        )
+    return known[spelled]
 
 
 def list_models(
@@ -143,7 +167,7 @@ def list_models(
 ) -> List[str]:
     """List the names of models and backbones, sorted as by timm: by letters, and numbers by value.
 
-    :func:`get_model` and :func:`create_backbone` build each of them.
+    :func:`create_backbone` builds each of the backbones, and :func:`get_model` each other model.
 
     Args:
         pattern: A pattern, or several. The name must match one of them. ``*``, ``?`` and ``[…]``
@@ -238,12 +262,12 @@ def get_model(
     backbone_only: bool = False,
     **backbone_options: Any,
 ) -> nn.Module:
-    """Build a model by name: a classifier, detector or segmentor, or a backbone alone.
+    """Build a classifier, detector or segmentor by name, or its backbone alone.
 
     ``mmpretrain.get_model`` builds the classifiers. Therefore mmpretrain's inferencers accept them.
 
     Args:
-        name: One of :func:`list_models`. For a backbone's, see :func:`create_backbone`.
+        name: One of :func:`list_models`. That of a backbone is for :func:`create_backbone`.
         pretrained: True loads the weights that the authors released, from their address. Otherwise
             path or address of a checkpoint of the model, which :func:`load_weights` loads.
             Detectors, segmentors and ``backbone_only`` also accept a classifier's checkpoint, such
@@ -252,8 +276,8 @@ def get_model(
         **backbone_options: Options of the backbone to change, such as ``drop_path_rate=0.0``.
 
     Raises:
-        ValueError: If there is no such model, the weights do not fit, or the authors have released
-            none.
+        ValueError: If there is no such model, or the name is that of a backbone, the weights do not
+            fit, or the authors have released none.
         FileNotFoundError: If they cannot be opened or downloaded.
         ImportError: If the model's toolbox is not installed, or if it needs mmcv's compiled ops
             and mmcv has none. The message gives the command that installs them.
@@ -266,6 +290,8 @@ def get_model(
         'LaplacianFormer'
     """
     if name not in {model.name for model in read_models()}:
+        if not backbone_only:
+            raise ValueError(_no_whole_model(name))
         return create_backbone(name, pretrained, **backbone_options)
     checkpoint = _checkpoint(name, pretrained, backbone_only)
     cfg = get_config(name)
@@ -277,25 +303,30 @@ def get_model(
     return model
 
 
+def _no_whole_model(name: str) -> str:
+    """Why there is no model with a head of a name, and what to call instead."""
+    options_of(name)  # raises with similar names for one that is no backbone's
+    spelled = _spelled(name)
+    wholes = [model.name for model in read_models() if model.name.startswith(f'{spelled}_')]
+    fix = f'create_backbone({name!r}) builds it'
+    if wholes:
+        fix += f', and get_model({wholes[0]!r}) a model with a head'
+    return f'{name!r} is a backbone, which has no head: {fix}'
+
+
 def options_of(name: str) -> Dict[str, Any]:
     """The ``type`` and the options by which :func:`create_backbone` builds a backbone.
 
     Raises:
         ValueError: If there is no such name. The message lists similar names.
     """
-    known = _by_name(files_root())
-    name = _spelled(name)
-    if name not in known:
-        near = near_names(name, list(known))
-        raise ValueError(
-            f'there is no model or backbone {name!r}; similar names are {near}, all are in '
-            'list_models()'
-        )
-    model = known[name]
+    if is_of_timm(name):
+        return dict(backbone_of_timm(name), init_cfg=None)
+    model = _named(name)
     options: Dict[str, Any] = dict(model.arch or Config.fromfile(model.config).model.backbone)
     options['init_cfg'] = None
     if model.task == 'backbone':  # of the classifier's settings, only those of the network itself
-        for setting in ('out_indices', 'out_type', 'drop_path_rate', 'frozen_stages'):
+        for setting in OF_CLASSIFIER:
             options.pop(setting, None)
     return options
 
@@ -312,6 +343,7 @@ def create_backbone(
             with the maps of all stages and without stochastic depth. timm's spelling of it,
             ``'softpp_tiny'``, gives the same. The name of a model gives the backbone of its config,
             and that of released weights, such as ``'cswin-large-384'``, the backbone that they fit.
+            So does timm's name, ``'timm://vit_small_patch16_dinov3'``.
         pretrained: True loads the weights that the authors released, from their address. Otherwise
             path or address of a checkpoint, of a backbone or of a whole model, which
             :func:`load_weights` loads. Default: None, random weights, as with False.
@@ -355,7 +387,8 @@ def _checkpoint(name: str, pretrained: Any, backbone_only: bool = False) -> Any:
     """The checkpoint that ``pretrained`` names, if any."""
     if pretrained is True:
         address = released_weights(name, backbone_only)
-        released_place(address)  # raises, before a model without weights is built
+        if not is_of_timm(address):
+            released_place(address)  # raises, before a model without weights is built
         return address
     return None if pretrained is False else pretrained
 
@@ -366,11 +399,14 @@ def released_weights(name: str, backbone_only: bool = False) -> str:
     Whether there are any, :func:`load_weights` finds out. A file without a head is for backbones.
 
     Raises:
-        ValueError: If it is a detector or segmentor of which there are none.
+        ValueError: If it is a detector or segmentor of which there are none, or if there is no such
+            name. The message lists similar names.
     """
+    if is_of_timm(name):
+        return name
     if name in DENSE:
         return address_of(name)
-    model = _by_name(files_root())[name]
+    model, name = _named(name), _spelled(name)
     if model.task not in ('classification', 'backbone'):
         raise ValueError(
             f'pretrained=True: no weights of the whole {name!r} are released; those of a '
@@ -385,6 +421,16 @@ def released_weights(name: str, backbone_only: bool = False) -> str:
     return address_of(name if no_head else published)  # of the former there is none
 
 
+def import_toolbox(scope: str) -> None:
+    """Import a toolbox, which registers all of its modules.
+
+    Raises:
+        ImportError: If it is not installed, or lacks mmcv's compiled ops that it needs.
+    """
+    require_toolbox(scope)
+    importlib.import_module(f'{scope}.utils').register_all_modules(init_default_scope=False)
+
+
 def build_model(cfg: Config) -> nn.Module:
     """Build the model of a config with random weights, in the scope of the config's toolbox.
 
@@ -392,8 +438,7 @@ def build_model(cfg: Config) -> nn.Module:
         ImportError: If the toolbox is not installed, or lacks mmcv's compiled ops that it needs.
     """
     scope = cfg.default_scope
-    require_toolbox(scope)
-    importlib.import_module(f'{scope}.utils').register_all_modules(init_default_scope=False)
+    import_toolbox(scope)
     cfg.model.setdefault('data_preprocessor', cfg.get('data_preprocessor'))
     with DefaultScope.overwrite_default_scope(scope):
         return MODELS.build(cfg.model)

@@ -99,11 +99,19 @@ def add_to_inferencers(base: Any) -> None:
     base._get_models_from_metafile = staticmethod(entries)
 
 
+def import_modules(*names: str) -> None:
+    """Import modules of ``mmlaplace.models`` that need a toolbox."""
+    for name in names:
+        import_module(f'mmlaplace.models.{name}')
+
+
 # By module, what to do with it after it has run.
 AFTER: Dict[str, Callable[[Any], Any]] = {
     'mmpretrain.apis.model': lambda module: register(module.ModelHub),
     'mmengine.infer.infer': lambda module: add_to_inferencers(module.BaseInferencer),
-    'mmdet.models': lambda module: import_module('mmlaplace.models.ssd'),  # registers a head
+    # These register a head, and data preprocessors.
+    'mmdet.models': lambda module: import_modules('ssd', 'det_preprocessor'),
+    'mmseg.models': lambda module: import_modules('seg_preprocessor'),
 }
 
 

@@ -9,7 +9,7 @@ It needs transformers and accelerate, in an environment without mmpretrain.
 Examples:
   python tools/train_rt_detr.py data/mini/detection --small --image-size 96 128 --lr 1e-3 \\
       --weights work_dirs/quickstart/epoch_11.pth
-  python tools/train_rt_detr.py data/mine --backbone ravlt_tiny --weights mmlaplace://ravlt-tiny
+  python tools/train_rt_detr.py data/mine --backbone mlla_tiny --weights mmlaplace://mlla-tiny
 """
 
 import json

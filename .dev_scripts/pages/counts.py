@@ -24,7 +24,7 @@ def update(files: Files) -> None:
             r'(\d+) attentions that fit': len(registered(BaseAttention)),
             r'(\d+) released backbones': with_file(classifiers),
             r'(\d+) detectors and segmentors\*\*': with_file(dense),
-            r'(\d+) more are behind web\s+pages': on_page(classifiers) + on_page(dense),
+            r'(\d+) further files need a manual\s+download': on_page(classifiers) + on_page(dense),
         },
         CHANGELOG: {r'- (\d+) attentions \(': len(registered(BaseAttention))},
         WEIGHTS: {

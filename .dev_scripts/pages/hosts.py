@@ -36,6 +36,6 @@ def row(host: Host) -> list:
 
 
 def update(files: Files) -> None:
-    header = ['host', 'lines, for the first of its heads', 'works with', 'test']
+    header = ['library', 'lines, for the first of its heads', 'works with', 'test']
     table = markdown_table(header, map(row, HOSTS))
     files.tables(PAGE, 'hosts', lambda _: table)

@@ -32,6 +32,7 @@ PAGE, DATA = ROOT / 'docs/model_zoo.md', ROOT / 'docs/model_zoo.csv'
 WEIGHTS = ROOT / 'docs/released_weights.md'
 SPEEDS = ROOT / 'docs/logs/model_zoo_cpu.json'
 PROOFS = ROOT / 'docs/logs/families.json'
+VERIFIED = ROOT / 'docs/logs/verified'
 DRY_RUNS = ROOT / 'docs/logs/dry_run.json'
 # The paper's widths and depths were not at hand, so a published score is that of other models.
 FITTED = 'laplacianformer'
@@ -298,10 +299,37 @@ def whole_models(models: List[ModelInfo]) -> str:
             kinds = [(bool(one.weights), bool(one.page)) for one in found]
             files, pages = map(sum, zip(*kinds)) if kinds else (0, 0)
             counts = (len(configs), files, pages, kinds.count((False, False)))
-            licences = ', '.join(sorted({one.licence for one in found}))
-            rows.append([family, *(str(count or '–') for count in counts), licences or '–'])
+            licences = ', '.join(sorted({one.licence or each.licence for one in found}))
+            cells = [str(count or '–') for count in counts]
+            rows.append([family, *cells, licences or each.licence or '–'])
     header = ['family', 'configs', 'files', 'on a page', 'empty link', 'licence']
     return markdown_table(header, rows)
+
+
+def licences() -> str:
+    """What each family's file says of its licences."""
+    rows = []
+    for family, each in FAMILIES.items():
+        own = sorted({one.licence for one in each.published.values() if one.licence})
+        others = f'; {", ".join(own)} of some models' if own else ''
+        code = {'none': '**none**', '': 'not known here'}.get(each.licence, each.licence)
+        rows.append([family, code + others, each.weights_licence or 'not stated apart'])
+    return markdown_table(['family', 'of the repository', 'of the weights'], rows)
+
+
+def verified() -> str:
+    """The files whose score somebody measured, by ``python -m mmlaplace verify``."""
+    header = ['file', 'data', 'published', 'measured', 'verdict', 'date']
+    rows = []
+    for log in sorted(VERIFIED.glob('*.json')):
+        found = read(log)
+        scores = [
+            ', '.join(f'{name} {value}' for name, value in found[key].items())
+            for key in ('published', 'measured')
+        ]
+        link = f'[{found["name"]}]({os.path.relpath(log, WEIGHTS.parent)})'
+        rows.append([link, found['data'], *scores, found['verdict'], found['date']])
+    return markdown_table(header, rows or [['none yet', *['–'] * (len(header) - 1)]])
 
 
 def proofs() -> str:
@@ -342,6 +370,8 @@ def update(files: Files) -> None:
         'segmentors': partial(dense, models, 'segmentation', SEGMENTORS),
         'proven': proofs,
         'whole-models': partial(whole_models, models),
+        'licences': licences,
+        'verified': verified,
     }
     for page in (PAGE, WEIGHTS):
         files.tables(page, 'table', lambda name: tables[name]())

@@ -147,6 +147,8 @@ def tables() -> Dict[str, str]:
         reasons = cls.no_multihead, cls.no_multihead or cls.same_tokens
         uses = ('no' if reason else 'yes' for reason in reasons)
         multihead.append([f'`{cls.__name__}`', *uses, reasons[1]])
+    refusing = [cls for cls in attentions if cls.no_prefix_tokens]
+    prefix = [[f'`{cls.__name__}`', cls.no_prefix_tokens] for cls in refusing]
     common = [options_table(PyramidBackbone)]
     for host in dict.fromkeys(map(host_of, backbones)):
         if options_table(host):
@@ -168,6 +170,7 @@ def tables() -> Dict[str, str]:
         multihead=markdown_table(
             ['attention', 'self-attention', 'cross-attention', 'why not'], multihead
         ),
+        prefix=markdown_table(['attention', 'why not'], prefix),
         attentions='\n\n'.join(own),
     )
 

@@ -37,7 +37,7 @@ def probe_tables(found: Dict[str, Table]) -> Dict[str, str]:
         'largest': largest_table(found['largest']),
         'tokens': studies_table(found, TOKENS, 'large'),
         'offset': columns_table(found['offset'], 'offset, %', OFFSETS, '1'),
-        'count': columns_table(found['count'], 'count, %', ['as in training', '2x', '4x', '16x']),
+        'count': count_table(found['count'], found['attentions']),
         'landmarks': landmarks_table(found),
         'missing': missing_table(),
         'options': options_table(found['options']),
@@ -99,7 +99,7 @@ def largest_table(table: Table) -> str:
         sizes = [column.probe[unit] for column in table.columns if column.probe['type'] == kind]
         for value in sorted({value or 0 for value in reached.values()}, reverse=True):
             names = [name for name in reached if (reached[name] or 0) == value]
-            size = f'{value} {unit}' if value else f'fewer than {sizes[0]} {unit}'
+            size = f'{value} {unit}' if value else f'not even {sizes[0]} {unit}'
             rows.append([f'{kind.replace("_", " ")}, {size}', '; '.join(names)])
     return markdown_table(['largest task', 'attentions'], rows)
 
@@ -118,6 +118,24 @@ def columns_table(table: Table, title: str, columns: List[str], scale: str = '')
     numbers = [n for n, column in enumerate(table.columns) if scale in ('', column.scale)]
     rows = [[name, *(accuracy(table, name, n) for n in numbers)] for name in table.rows]
     return markdown([title, *columns], rows)
+
+
+def count_table(scales: Table, picture: Table) -> str:
+    """Accuracy in count by the scale of the test maps, with the picture's cells where it has some.
+
+    The picture has more seeds than the study of all scales.
+    """
+    cells = {}
+    for table in (scales, picture):
+        for number, column in enumerate(table.columns):
+            if column.probe['type'] == 'count':
+                cells[column.scale] = table, number
+    names = {'1': 'as in training', '2': '2x, seed 0', '4': '4x', '16': '16x, seed 0'}
+    rows = [
+        [name, *(accuracy(cells[scale][0], name, cells[scale][1]) for scale in names)]
+        for name in scales.rows
+    ]
+    return markdown(['count, %', *names.values()], rows)
 
 
 def landmarks_table(found: Dict[str, Table]) -> str:

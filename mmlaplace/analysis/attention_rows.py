@@ -93,10 +93,11 @@ def nystrom_row(mixed: Mixed, query: int, head: int, window: int = 0) -> Tensor:
     """
     attention, hw_shape = mixed.attention, mixed.hw_shape
     kernel = partial(attention.kernel_fn, bandwidth=attention.bandwidth)
-    landmarks = attention.landmarks(mixed.k, hw_shape, attention.rotary)
+    of_map = mixed.k[:, :, attention.num_prefix_tokens :]
+    landmarks = attention.landmarks(of_map, hw_shape, attention.rotary)
     q, k = upcast(mixed.q, mixed.k)
     if attention.rotary is not None:  # LaplacianAttention turns queries and keys as it mixes
-        q, k = attention.rotary(q, hw_shape), attention.rotary(k, hw_shape)
+        q, k = (attention.turn_behind_prefix(x, hw_shape) for x in (q, k))
     inverse = attention.invert(kernel(landmarks, landmarks))
     row = kernel(q[:, :, query : query + 1], landmarks) @ inverse
     return (row @ kernel(landmarks, k))[window, head, 0]
@@ -172,7 +173,7 @@ def attention_map(
     query = int((tokens == place[0] * mixed.map_shape[1] + place[1]).nonzero()[0, 0])
     prefix = getattr(attention, 'num_prefix_tokens', 0)
     if matrix == 'nystrom' and isinstance(attention, LaplacianAttention):
-        row = nystrom_row(mixed, query, head, window)
+        row = nystrom_row(mixed, prefix + query, head, window)[prefix:]
     else:
         row = attention_row(mixed, prefix + query, head, channel, window)[prefix:]
     weights = on_tokens(mixed, row).flatten()

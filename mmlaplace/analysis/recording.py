@@ -98,16 +98,19 @@ def normalized(
         size: Height and width.
         preprocessor: The ``data_preprocessor`` of the model's config. Its ``mean``, ``std`` and
             ``to_rgb`` (``bgr_to_rgb`` in mmdet and mmseg) are used. As in the toolboxes, the
-            channels are BGR without it. A single mean gives a grey image. Default: ImageNet's, of
-            RGB.
+            channels are BGR without it. A single mean gives a grey image, and C other means the
+            channels red, green, blue, red and so on. Default: ImageNet's, of RGB.
     """
     mean, std = preprocessor.get('mean'), preprocessor.get('std')
     pixels = rgb_array(photo, size)
-    if not any(preprocessor.get(name) for name in ('to_rgb', 'bgr_to_rgb', 'rgb_to_bgr')):
+    channels = 3 if mean is None or std is None else len(mean)
+    if channels == 1:
+        pixels = rgb_array(rgb(photo).convert('L'), size)[..., :1]
+    elif channels != 3:
+        pixels = pixels[..., [channel % 3 for channel in range(channels)]]
+    elif not any(preprocessor.get(name) for name in ('to_rgb', 'bgr_to_rgb', 'rgb_to_bgr')):
         pixels = pixels[..., ::-1]
     if mean is not None and std is not None:
-        if len(mean) == 1:
-            pixels = rgb_array(rgb(photo).convert('L'), size)[..., :1]
         pixels = (pixels - mean) / np.asarray(std)
     return torch.from_numpy(pixels.copy()).float().permute(2, 0, 1).unsqueeze(0)
 

@@ -60,6 +60,7 @@ from mmlaplace.analysis.recording import photographs, with_channels
 from mmlaplace.analysis.training_memory import estimate_training
 from mmlaplace.commands.command_line import (
     ToolParser,
+    change_options,
     load_or_exit,
     positive,
     read_config,
@@ -148,7 +149,7 @@ def model_of(parser: ToolParser, args: Namespace, name: str) -> Model:
         zoo[entry.name] = zoo[str(entry.config.resolve())] = entry
     known = zoo.get(name) or zoo.get(str(Path(name).resolve()))
     cfg = get_config(known.name) if known else read_config(name, 'model.backbone')
-    cfg.merge_from_dict(args.cfg_options)
+    change_options(cfg, args.cfg_options)
     if args.attn_cfg:
         if isinstance(cfg.model.backbone.get('attn_cfg'), (list, tuple)):
             parser.error(

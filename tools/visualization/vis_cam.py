@@ -40,6 +40,7 @@ from rich.progress import track
 from torch import Tensor
 
 from mmlaplace.commands.command_line import PICTURES, ToolParser, positive, trained_model
+from mmlaplace.commands.refusals import first_checks
 from mmlaplace.lab.figures import new_figure, save
 from mmlaplace.models.layers import tokens_to_map
 from mmlaplace.models.layers.class_attention import ClassAttention
@@ -158,6 +159,16 @@ def load_images(cfg: Config, images: Optional[List[str]], count: int, seed: int)
     return [dataset[i] for i in shown]
 
 
+def pixels_of(image: Tensor) -> np.ndarray:
+    """What is drawn of a loaded image ``(C, H, W)``: RGB or grey pixels ``(H, W, C)``, 0 to 1.
+
+    Of more than three bands, these are the first three, which are blue, green and red in a file of
+    colours and opacity. Of two, it is the first.
+    """
+    bands = image[: 3 if len(image) >= 3 else 1].permute(1, 2, 0).numpy()[..., ::-1]
+    return bands / np.float32(max(255, bands.max()))  # bands may have more than 8 bits
+
+
 class Picture(NamedTuple):
     """What is drawn of one image."""
 
@@ -250,7 +261,8 @@ def main() -> None:
 
     cfg, model = trained_model(args, 'test_dataloader.dataset')
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        with parser.refusing(OSError):
+        of_config = () if args.images else ('test',)
+        with parser.refusing(OSError), first_checks(cfg, of_config):
             images = load_images(cfg, args.images, args.count, args.seed)
         dataset = cfg.test_dataloader.dataset
         with DATASETS.switch_scope_and_registry(cfg.default_scope) as registry:
@@ -289,8 +301,7 @@ def main() -> None:
         with parser.refusing(LayerError):
             (heat,) = cam(batch['inputs'].requires_grad_(), [target])
         category = chosen(cam.outputs[0])
-        pixels = data['inputs'].permute(1, 2, 0).numpy()[..., ::-1] / np.float32(255)  # was BGR
-        pixels **= args.gamma
+        pixels = pixels_of(data['inputs']) ** args.gamma
         height, width = pixels.shape[:2]  # without the padding of the preprocessor
         heated = show_cam_on_image(pixels, heat[:height, :width], use_rgb=True)
         name = classes[category] if classes else category

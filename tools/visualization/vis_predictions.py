@@ -30,6 +30,7 @@ from PIL import Image
 from rich.progress import track
 
 from mmlaplace.commands.command_line import PICTURES, ToolParser, positive, trained_model
+from mmlaplace.commands.refusals import first_checks
 from mmlaplace.lab.figures import new_figure, save
 
 MIN_SCORE = 0.5  # of a box that is drawn
@@ -142,7 +143,11 @@ def main() -> None:
     cfg, model = trained_model(args, 'test_dataloader.dataset', 'visualizer')
     scope = cfg.default_scope
     import_module(f'{scope}.utils').register_all_modules()
-    dataset = DATASETS.build(cfg.test_dataloader.dataset)
+    with first_checks(cfg, ('test',)):
+        dataset = DATASETS.build(cfg.test_dataloader.dataset)
+        count = min(args.count or COUNT.get(scope, 6), len(dataset))
+        shown = random.Random(args.seed).sample(range(len(dataset)), count)
+        images = [dataset[index] for index in shown]
     visualizer = VISUALIZERS.build(dict(cfg.visualizer, vis_backends=None, name='predictions'))
     meta = dataset.metainfo
     classes = meta.get('classes') or ()
@@ -155,10 +160,7 @@ def main() -> None:
     show = classified if scope == 'mmpretrain' else drawn
 
     pictures = []
-    count = min(args.count or COUNT.get(scope, 6), len(dataset))
-    shown = random.Random(args.seed).sample(range(len(dataset)), count)
-    for index in track(shown, 'images', transient=True):
-        data = dataset[index]
+    for data in track(images, 'images', transient=True):
         image = enlarged(data, args.gamma)
         with torch.no_grad():
             (sample,) = model.test_step(pseudo_collate([data]))
