@@ -137,7 +137,7 @@ def maps_without_memory(
         necks: The dicts of the necks. Default: ().
 
     Returns:
-        Those of an image with a side of :data:`SIDE` pixels.
+        Those of an image of 448 × 448 pixels.
     """
     module, *others = map(without_memory, [backbone, *necks])
     with torch.device('meta'):
