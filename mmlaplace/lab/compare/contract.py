@@ -5,10 +5,8 @@ import time
 import warnings
 from typing import Collection, Dict, Iterator, NamedTuple, Optional
 
-import torch
-
 from ...models.known_options import did_you_mean
-from .points import POINTS, Broken, Case, NotHere
+from .points import POINTS, Broken, Case, NotHere, seed_numbers
 from .watching import line_of_class
 
 PASSED, FAILED, NOT_PROMISED, NOT_CHECKED = 'passed', 'failed', 'not promised', 'not checked'
@@ -98,7 +96,7 @@ def check_contract(
 
 def _checked(name: str, case: Case, seed: int) -> Finding:
     start = time.perf_counter()
-    torch.manual_seed(seed)
+    seed_numbers(seed)
     case.doing, case.line = '', ''
     state = PASSED
     try:

@@ -297,7 +297,7 @@ def any_size(case: Case) -> None:
             # As backbones have them, from a map (B, C, H, W).
             strided, outs = x.detach().transpose(1, 2).contiguous().transpose(1, 2), []
             for given in (x.detach(), strided):
-                torch.manual_seed(1)  # some draw
+                seed_numbers(1)  # some draw
                 outs.append(module(given, setting.hw_shape))
             case.require(
                 alike(outs[1], outs[0], 1e-4),
@@ -331,7 +331,7 @@ def same_in_each_batch(case: Case, module: nn.Module, setting: Setting) -> None:
     others[image] = x[image]
 
     def out_of(images: Tensor, seed: int = 1) -> Tensor:
-        torch.manual_seed(seed)  # some draw
+        seed_numbers(seed)  # some draw
         return copy.deepcopy(module)(images, setting.hw_shape)
 
     out = out_of(x)[image]
@@ -351,12 +351,21 @@ def same_in_each_batch(case: Case, module: nn.Module, setting: Setting) -> None:
     )
 
 
+def seed_numbers(seed: int) -> None:
+    """Begin the random numbers of a CPU, on which all points are checked, anew.
+
+    ``torch.manual_seed`` also writes down where it was called, for GPUs that have not started. That
+    takes longer than a small attention.
+    """
+    torch.default_generator.manual_seed(seed)
+
+
 @torch.no_grad()
 def draws(module: nn.Module, x: Tensor, hw_shape: Tuple[int, int]) -> bool:
     """Whether the output depends on random numbers."""
     outs = []
     for seed in (1, 2):
-        torch.manual_seed(seed)
+        seed_numbers(seed)
         outs.append(copy.deepcopy(module)(x, hw_shape))
     return not alike(outs[0], outs[1], 1e-6)
 
@@ -480,7 +489,7 @@ def right_along_directions(case: Case, module: nn.Module, setting: Setting) -> N
     weights = torch.randn_like(x)
 
     def total() -> Tensor:
-        torch.manual_seed(1)  # some draw
+        seed_numbers(1)  # some draw
         return (module(x, setting.hw_shape).double() * weights).sum()
 
     found = torch.autograd.grad(total(), list(values.values()), allow_unused=True)
@@ -704,7 +713,7 @@ def compiled(case: Case) -> str:
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     outs, grads = [], []
     for function in (module, graph):
-        torch.manual_seed(1)
+        seed_numbers(1)
         outs.append(function(x, setting.hw_shape))
         grads.append(torch.autograd.grad(outs[-1].square().sum(), weights))
     scale = outs[0].abs().max().item()
