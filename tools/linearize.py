@@ -7,7 +7,8 @@ An interrupted run goes on from its last state.
 
 A hybrid keeps some blocks of softmax: those of --keep-blocks, or those whose loss does the most
 harm, which is measured block by block (--keep), or as many of these as a budget of time allows
-(--budget). The numbers of blocks go through all stages, from 0.
+(--budget). The numbers of blocks go through all stages, from 0. With --metric the harm is the loss
+of that score of the model's own head, of several blocks at once, on images of val_dataloader.
 
 With --for the backbone goes into a detector or segmentor. The first argument is then the name of
 released weights too, timm://NAME or mmlaplace://NAME, and the checkpoint those weights. The neck
@@ -25,6 +26,8 @@ Examples:
       --options num_landmarks=16 --layer-steps 2000 --whole-steps 4000 --lr 5e-4
   python tools/linearize.py CONFIG timm://vit_small_patch14_dinov2 --backbone-only \\
       --attention AgentAttention --budget 0.6 --image-size 1024
+  python tools/linearize.py DETECTOR CHECKPOINT --attention AgentAttention --budget 0.6 \\
+      --metric coco/bbox_mAP --beam 2
   python tools/linearize.py CONFIG CHECKPOINT --attention AgentAttention:0-3 --attention InLineAttention:4-8 \\
       --options AgentAttention.num_landmarks=49 --loss task
   bash tools/torchrun.sh 8 tools/linearize.py CONFIG CHECKPOINT --attention FLattenAttention --launcher pytorch
@@ -32,6 +35,7 @@ Examples:
 
 import hashlib
 import shlex
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -67,6 +71,8 @@ from mmlaplace.lab.figures import new_figure, save
 from mmlaplace.linearizing import (
     ImagesAlone,
     Schedule,
+    Scorer,
+    TaskSearch,
     data_loader,
     host_of,
     hybrids,
@@ -75,7 +81,7 @@ from mmlaplace.linearizing import (
     softmax_places,
     swapping,
 )
-from mmlaplace.linearizing.distilling import distill, image_batches
+from mmlaplace.linearizing.distilling import distill, image_batches, weights_sha256
 from mmlaplace.model_zoo import build_model, import_toolbox
 from mmlaplace.models.initialising import initialise
 from mmlaplace.other_backbone import on_backbone
@@ -180,6 +186,26 @@ def parse_arguments():
         metavar='STEPS',
         help='before a harm is measured; default: %(default)s',
     )
+    parser.add_argument(
+        '--metric',
+        metavar='NAME',
+        help='of the val_evaluator, such as coco/bbox_mAP, mIoU or accuracy/top1: blocks are '
+        'chosen by this score of the trained head, in place of the change of maps',
+    )
+    parser.add_argument(
+        '--metric-images',
+        type=positive,
+        default=200,
+        metavar='N',
+        help='of val_dataloader, on which --metric is measured; default: %(default)s',
+    )
+    parser.add_argument(
+        '--beam',
+        type=positive,
+        default=1,
+        metavar='WIDTH',
+        help='sets of blocks that the search by --metric keeps at each step; default: %(default)s',
+    )
     parser.add_argument('--seed', type=int, default=0, help='default: %(default)s')
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     parser.add_argument(
@@ -238,7 +264,24 @@ def parse_arguments():
     if args.budget is not None:
         with parser.refusing(ValueError):
             hybrids.check_budget(args.budget)
+    check_metric(parser, args)
     return parser, args
+
+
+def check_metric(parser, args):
+    """End the tool if there is no search, or no head, for --metric."""
+    if args.metric is None:
+        for name in ('metric_images', 'beam'):
+            value = getattr(args, name)
+            if value != parser.get_default(name):
+                parser.error(
+                    f'--{name.replace("_", "-")} {value} is for --metric; give one, such as '
+                    'coco/bbox_mAP'
+                )
+    elif args.keep is None and args.budget is None:
+        parser.error(f'--metric {args.metric} is for --keep or --budget; give one of them too')
+    elif args.backbone_only:
+        parser.error(f'--metric {args.metric} needs a trained head; leave out --backbone-only')
 
 
 def stem(name):
@@ -315,6 +358,41 @@ def take_over(new, old, linear):
     return swapping.keep_weights(new.backbone, old.backbone, linear).share
 
 
+class SearchOfTask:
+    """Plans by --metric, with attentions that have learned, in a trained model with its head.
+
+    What is scored goes beside the harms, into ``scores.json`` of the work directory.
+    """
+
+    def __init__(self, args, cfg, old, learned, settings):
+        self.model, self.learned = old, learned
+        self.path = args.work_dir / 'scores.json'
+        self.scorer = Scorer(cfg, args.metric, args.metric_images)
+        self.settings = dict(
+            settings,
+            metric=args.metric,
+            images=self.scorer.images,
+            search_steps=args.search_steps,
+            lr=args.lr,
+            amp=args.amp,
+            weights_sha256=weights_sha256(old),
+        )
+        scores = hybrids.of_first_process(hybrids.read_blocks(self.path, self.settings))
+        self.scores = scores.setdefault('scores', {})
+        self.plan = TaskSearch(self.score, args.beam, self.scores, self.write)
+        self.plan.score(frozenset())  # a metric that is not there ends the tool before all harms
+
+    def score(self, linear):
+        with ExitStack() as stack:
+            for place in linear:
+                stack.enter_context(hybrids.put(self.model.backbone, place, self.learned[place]))
+            return self.scorer(self.model)
+
+    def write(self):
+        content = dict(settings=self.settings, scores=self.scores)
+        dist.master_only(write_json)(self.path, content)
+
+
 def hybrid(args, cfg, old, new, places, batches, settings):
     """As :func:`swapped`, with the blocks of softmax that --keep or --budget asks for."""
     places, backbone = list(places), old.backbone.eval()
@@ -322,6 +400,11 @@ def hybrid(args, cfg, old, new, places, batches, settings):
     channels, device = image_channels(cfg.model.backbone), torch.device(args.device)
     sample = torch.randn(1, channels, *sides, device=device)
     count = hybrids.LEARN + hybrids.MEASURE
+    learned, choice = None, {}
+    if args.metric:
+        learned = {}
+        search = SearchOfTask(args, cfg, old, learned, settings)
+        choice = dict(choose=search.plan)
     found = hybrids.measure_blocks(
         new.backbone.eval(),
         backbone,
@@ -334,6 +417,7 @@ def hybrid(args, cfg, old, new, places, batches, settings):
         args.lr,
         amp=args.amp,
         budget=args.budget,
+        learned=learned,
     )
     made = {}
 
@@ -346,20 +430,30 @@ def hybrid(args, cfg, old, new, places, batches, settings):
         return hybrids.of_first_process(seconds['hybrid'] / seconds['softmax'])
 
     plan, measured = hybrids.choose_measured(
-        **found, measure=time_of, keep=args.keep, budget=args.budget
+        **found, measure=time_of, keep=args.keep, budget=args.budget, **choice
     )
     softmax = softmax_places(old.backbone)
     numbers = [n for n, place in enumerate(softmax) if place not in plan.linear]
-    dist.master_only(write_json)(
-        args.work_dir / 'hybrid.json',
-        dict(keep_blocks=numbers, measured_time=measured, size=sides, **plan._asdict(), **found),
+    result = dict(
+        keep_blocks=numbers, measured_time=measured, size=sides, **plan._asdict(), **found
     )
-    dist.master_only(draw_front)(plan, sides, args.work_dir / 'hybrid.png')
+    if args.metric:
+        result.update(metric=args.metric, metric_images=search.scorer.images, scores=search.scores)
+    dist.master_only(write_json)(args.work_dir / 'hybrid.json', result)
+    dist.master_only(draw_front)(plan, sides, args.metric, args.work_dir / 'hybrid.png')
     say(
         f'softmax stays in the blocks {numbers}; at {sides[0]} x {sides[1]} pixels the time is '
         f"{plan.time:.3f} of the softmax model's by the sum of the blocks, and {measured:.3f} as "
         'measured'
     )
+    if args.metric:
+        scores = [
+            search.scorer.sign * search.plan.score(frozenset(one)) for one in ((), plan.linear)
+        ]
+        say(
+            f'{args.metric} is {scores[0]:.4g} with softmax and {scores[1]:.4g} with this plan, on '
+            f'{search.scorer.images} images and before the whole backbone learns'
+        )
     return made[tuple(plan.keep)]
 
 
@@ -369,14 +463,14 @@ def say(text):
     print(text)
 
 
-def draw_front(plan, sides, path):
+def draw_front(plan, sides, metric, path):
     """A picture of harm over time: all choices on the way, and the plan."""
     figure, axes = new_figure(1, 1, (5, 3.5))
     axes.plot(*zip(*plan.path), 'o-', color='tab:gray', label='block by block')
     axes.plot(plan.time, plan.harm, '*', color='tab:red', markersize=14, label='chosen')
     axes.set(
         xlabel=f"time at {sides[0]} x {sides[1]} pixels / softmax model's",
-        ylabel='sum of the harms',
+        ylabel=f'loss of {metric}' if metric else 'sum of the harms',
     )
     axes.grid(alpha=0.3)
     axes.legend()
@@ -417,6 +511,11 @@ def main() -> None:
     try:
         if args.head and not has_head(old, args.checkpoint):
             args.backbone_only = True
+            if args.metric:
+                parser.error(
+                    f'--metric {args.metric} needs a trained head, and {args.checkpoint} has none '
+                    f'of {args.head}; train that detector first, or leave out --metric'
+                )
         if args.backbone_only:
             old.head = None
         load_weights(old.backbone if args.backbone_only else old, args.checkpoint)

@@ -15,6 +15,7 @@ from .hybrids import (
 )
 from .images import ImagesAlone, data_loader
 from .losses import LOSSES, layer_loss, task_loss, whole_loss
+from .scoring import Scorer
 from .swapping import (
     Kept,
     attention_plan,
@@ -23,6 +24,7 @@ from .swapping import (
     softmax_blocks,
     softmax_places,
 )
+from .task_search import TaskSearch
 
 __all__ = [
     'LOSSES',
@@ -31,6 +33,8 @@ __all__ = [
     'Kept',
     'Plan',
     'Schedule',
+    'Scorer',
+    'TaskSearch',
     'attention_plan',
     'block_costs',
     'check_budget',

@@ -11,6 +11,7 @@ from typing import (
     Any,
     Callable,
     Dict,
+    Iterable,
     Iterator,
     List,
     Mapping,
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from ..analysis.measuring import describe_machine, interleave
 from ..writing import write_whole
-from .distilling import Schedule, fit, half_dtype, weights_sha256
+from .distilling import Schedule, fit, half_dtype, read_state, weights_sha256, write_state
 from .losses import calls_recorded, maps_loss, replay, replay_loss
 
 LEARN, MEASURE = 4, 2  # batches from which an attention learns, and others for its harm
@@ -95,6 +96,35 @@ def passes_of(
     return Passes(calls, [old(images) for images in batches[-MEASURE:]])
 
 
+def imitating(
+    new: Any,
+    place: str,
+    calls: Sequence[tuple],
+    steps: int,
+    lr: float,
+    amp: bool = False,
+) -> nn.Module:
+    """A copy of one new attention that has learned the old one's output from its inputs.
+
+    Args:
+        new: The backbone with the new attention. It does not change.
+        place: Name of the attention.
+        calls: The old one's calls in batches, as in :class:`Passes`.
+        steps, lr, amp: As in :func:`harm_of`.
+    """
+    attention = copy.deepcopy(new.get_submodule(place)).train()
+    parameters = [p for p in attention.parameters() if p.requires_grad]
+
+    def following(step: int) -> Iterator[tuple]:
+        return islice(cycle(calls), step, None)
+
+    def loss_of(call: tuple) -> Tensor:
+        return replay_loss(attention, *call)
+
+    fit(attention, parameters, loss_of, following, steps, Schedule(lr=lr, amp=amp), title=place)
+    return attention.eval()
+
+
 def harm_of(
     new: Any,
     old: Any,
@@ -104,6 +134,7 @@ def harm_of(
     lr: float,
     passes: Optional[Passes] = None,
     amp: bool = False,
+    learned: Optional[Dict[str, nn.Module]] = None,
 ) -> float:
     """How far the maps of a backbone change if one attention becomes linear.
 
@@ -118,27 +149,19 @@ def harm_of(
         lr: Largest learning rate.
         passes: What :func:`passes_of` gave for these batches. Default: they are made.
         amp: As in :class:`Schedule`. Default: False.
+        learned: Gets the copy that has learned, by its name. Default: None.
 
     Returns:
         The mean squared change of the maps, in units of their mean square.
     """
-    attention = copy.deepcopy(new.get_submodule(place)).train()
-    parameters = [p for p in attention.parameters() if p.requires_grad]
     calls, wanted = passes or passes_of(old, [place], batches, steps, amp)
-
-    def following(step: int) -> Iterator[tuple]:
-        return islice(cycle(calls[place]), step, None)
-
-    def loss_of(call: tuple) -> Tensor:
-        return replay_loss(attention, *call)
-
-    schedule = Schedule(lr=lr, amp=amp)
-    fit(attention, parameters, loss_of, following, steps, schedule, title=place)
-    attention.eval()
+    attention = imitating(new, place, calls[place], steps, lr, amp)
     with torch.no_grad(), put(old, place, attention):
         losses = [maps_loss(old(x), maps) for x, maps in zip(batches[-MEASURE:], wanted)]
     harm = torch.stack(losses).mean()
     dist.all_reduce(harm, 'mean')
+    if learned is not None:
+        learned[place] = attention
     return harm.item()
 
 
@@ -213,10 +236,10 @@ def choose(
     places = list(harms)
     if (keep is None) == (budget is None):
         raise ValueError(f'give either keep or budget, got keep={keep} and budget={budget}')
-    saved = _saved(costs)
+    saved = saved_times(costs)
 
     def time_of(linear: Sequence[str]) -> float:
-        return _time_without(saved, linear)
+        return time_without(saved, linear)
 
     def harm_of_all(linear: Sequence[str]) -> float:
         return sum(harms[place] for place in linear)
@@ -227,15 +250,16 @@ def choose(
         linear = order[: len(places) - keep]
     else:
         limit = check_reachable(costs, budget)
-        useful = [place for place in places if saved[place] > 0]
-        order = sorted(useful, key=lambda p: saved[p] / max(harms[p], 1e-30), reverse=True)
+        order = sorted(
+            useful_places(saved), key=lambda p: saved[p] / max(harms[p], 1e-30), reverse=True
+        )
         linear = next(order[:n] for n in range(len(order) + 1) if time_of(order[:n]) <= limit)
         for place in sorted(linear, key=lambda p: harms[p], reverse=True):
             others = [one for one in linear if one != place]
             if time_of(others) <= limit:
                 linear = others
         if not linear:
-            raise ValueError(f'the softmax model itself meets the budget {limit}; give less')
+            raise ValueError(meets_already(limit))
     steps = [order[:n] for n in range(len(order) + 1)]
     return Plan(
         linear,
@@ -246,7 +270,11 @@ def choose(
     )
 
 
-def _saved(costs: Mapping[str, Any]) -> Dict[str, float]:
+def meets_already(budget: float) -> str:
+    return f'the softmax model itself meets the budget {budget}; give less'
+
+
+def saved_times(costs: Mapping[str, Any]) -> Dict[str, float]:
     """The time that each attention saves, in units of the softmax model's.
 
     All of them add up to the difference of the whole backbones.
@@ -260,8 +288,20 @@ def _saved(costs: Mapping[str, Any]) -> Dict[str, float]:
     return saved
 
 
-def _time_without(saved: Mapping[str, float], linear: Sequence[str]) -> float:
+def time_without(saved: Mapping[str, float], linear: Iterable[str]) -> float:
+    """The time of a hybrid, in units of the softmax model's, by what its linear blocks save."""
     return round(1 - sum(saved[place] for place in linear), 9)
+
+
+def useful_places(saved: Mapping[str, float]) -> List[str]:
+    """The attentions that save time."""
+    return [place for place in saved if saved[place] > 0]
+
+
+def smallest_time(costs: Mapping[str, Any]) -> float:
+    """The time of the hybrid with all attentions linear that save time."""
+    saved = saved_times(costs)
+    return time_without(saved, useful_places(saved))
 
 
 def choose_measured(
@@ -270,8 +310,9 @@ def choose_measured(
     measure: Callable[[List[str]], float],
     keep: Optional[int] = None,
     budget: Optional[float] = None,
+    choose: Callable[..., Plan] = choose,
 ) -> Tuple[Plan, float]:
-    """As :func:`choose`, and the time of the whole hybrid as measured, which meets the budget.
+    """A plan, and the time of the whole hybrid as measured, which meets the budget.
 
     The sum of the blocks is not quite the time of the whole. If that is above the budget, a plan
     with fewer softmax attentions is measured.
@@ -280,6 +321,8 @@ def choose_measured(
         harms, costs, keep, budget: As in :func:`choose`.
         measure: Gives the time of the hybrid that keeps these softmax attentions, in units of the
             softmax model's.
+        choose: Gives a plan for ``harms, costs, keep, budget``, such as a :class:`TaskSearch`.
+            Default: :func:`choose`.
 
     Raises:
         ValueError: As there, and if no hybrid meets the budget.
@@ -287,13 +330,13 @@ def choose_measured(
     plan = choose(harms, costs, keep, budget)
     measured = measure(plan.keep)
     while budget is not None and measured > budget:
-        smallest, _ = plan.path[-1]
+        smallest = smallest_time(costs)
         if plan.time <= smallest:
             raise ValueError(
                 f'the budget {budget} cannot be met at this size: with all blocks linear that save '
                 f'time, {len(plan.linear)} of {len(harms)}, the measured time is {measured:.3f}'
             )
-        plan = choose(harms, costs, budget=max(plan.time * budget / measured, smallest))
+        plan = choose(harms, costs, None, max(plan.time * budget / measured, smallest))
         measured = measure(plan.keep)
     return plan, measured
 
@@ -324,13 +367,12 @@ def check_reachable(costs: Mapping[str, Any], budget: Any) -> float:
         costs: As :func:`block_costs` gives them.
         budget: As in :func:`choose`.
     """
-    limit, saved = check_budget(budget), _saved(costs)
-    useful = [place for place in saved if saved[place] > 0]
-    smallest = _time_without(saved, useful)
+    limit, smallest = check_budget(budget), smallest_time(costs)
     if smallest > limit:
+        saved = saved_times(costs)
         raise ValueError(
             f'the budget {limit} cannot be met at this size: the smallest that can be reached is '
-            f'{smallest:.3f}, with {len(useful)} of {len(saved)} blocks linear'
+            f'{smallest:.3f}, with {len(useful_places(saved))} of {len(saved)} blocks linear'
         )
     return limit
 
@@ -348,6 +390,7 @@ def measure_blocks(
     timer: Optional[Callable] = None,
     amp: bool = False,
     budget: Optional[float] = None,
+    learned: Optional[Dict[str, nn.Module]] = None,
 ) -> Dict[str, Any]:
     """Harms and costs of all softmax attentions. What an interrupted call measured is kept.
 
@@ -366,9 +409,11 @@ def measure_blocks(
         amp: As in :func:`harm_of`. Default: False.
         budget: As in :func:`choose`. One that cannot be met is refused before harms are measured.
             Default: None.
+        learned: Gets the new attentions that have learned, by name. They are kept beside the JSON
+            file, in one with the ending ``.pth``. Default: None.
 
     Returns:
-        ``harms`` of :func:`harm_of` by name, and ``costs``.
+        ``harms`` of :func:`harm_of` by name, ``costs``.
 
     Raises:
         ValueError: If the file was made with other settings, or cannot be read, and for a budget
@@ -393,13 +438,41 @@ def measure_blocks(
         write()
     if budget is not None:
         check_reachable(found['costs'][name], budget)
-    todo = [place for place in places if place not in found['harms']]
+    if learned is not None:
+        learned.update(read_learned(new, found['harms'], settings, path.with_suffix('.pth')))
+    known = found['harms'] if learned is None else learned
+    todo = [place for place in places if place not in known]
     images = batches() if todo else []
     passes = passes_of(old, todo, images, steps, amp) if todo else None
     for place in todo:
-        found['harms'][place] = harm_of(new, old, place, images, steps, lr, passes, amp)
+        harm = harm_of(new, old, place, images, steps, lr, passes, amp, learned)
+        found['harms'][place] = harm
+        if learned is not None:
+            dist.master_only(write_learned)(learned, settings, path.with_suffix('.pth'))
         write()
     return dict(harms=found['harms'], costs=found['costs'][name])
+
+
+def write_learned(learned: Mapping[str, nn.Module], settings: dict, path: Path) -> None:
+    """Write the weights of attentions, by their names in the backbone."""
+    weights = {place: attention.state_dict() for place, attention in learned.items()}
+    write_state(path, dict(settings=settings, learned=weights))
+
+
+def read_learned(
+    new: Any, places: Iterable[str], settings: dict, path: Path
+) -> Dict[str, nn.Module]:
+    """Those of these attentions that a file of :func:`write_learned` has.
+
+    Raises:
+        ValueError: If it was made with other settings, or cannot be read.
+    """
+    weights = read_state(path, settings).get('learned', {})
+    learned = {}
+    for place in weights.keys() & set(places):
+        learned[place] = copy.deepcopy(new.get_submodule(place)).eval()
+        learned[place].load_state_dict(weights[place])
+    return learned
 
 
 def of_first_process(value: Any) -> Any:

@@ -17,6 +17,7 @@ from mmlaplace.checkpoints import load_weights
 from mmlaplace.commands.random_images import train_and_predict
 from mmlaplace.linearizing import (
     ImagesAlone,
+    Scorer,
     data_loader,
     hybrids,
     image_batches,
@@ -158,6 +159,60 @@ def test_a_budget_that_cannot_be_met_is_refused_before_harms_are_measured(
     )
 
 
+def test_blocks_are_chosen_by_the_score_of_the_head(detector, costs, monkeypatch):
+    """A score that falls by 8 with the second block linear, and is written down at once."""
+    seen = []
+
+    def score(self, model):
+        kinds = [type(block.attn).__name__ for block in model.backbone.stages[0].blocks]
+        seen.append(kinds)
+        return 90.0 - 8 * (kinds[1] == 'AgentAttention')
+
+    cfg = Config.fromfile('detector.py')
+    cfg.model.backbone = dict(VIT, img_size=96)
+    cfg.model.neck = dict(
+        type='SimpleFeaturePyramid', in_channels=16, out_channels=64, strides=(8, 16, 32)
+    )
+    cfg.dump('whole.py')
+    torch.save(toolbox_model(cfg).state_dict(), 'whole.pth')
+    words = (TOOL, 'whole.py', 'whole.pth', *AGENT, *QUICK, '--keep', '1', '--work-dir', 'out')
+    words += ('--metric', 'coco/bbox_mAP', '--metric-images', '3', '--search-steps', '1')
+    monkeypatch.setattr(Scorer, '__call__', score)
+    out = output_of(*words)
+    assert 'coco/bbox_mAP is 90 with softmax and 90 with this plan, on 3 images' in out
+    plan = json.loads(Path('out/hybrid.json').read_text())
+    assert plan['keep_blocks'] == [1] and plan['harm'] == 0 and plan['metric'] == 'coco/bbox_mAP'
+    assert len(seen) == 6 == len(plan['scores'])  # none, each of three, and each of two beside one
+    assert softmax_of(MODELS.build(Config.fromfile('out/linearized.py').model.backbone)) == [1]
+    Path('out/linearized.pth').unlink()
+    output_of(*words)
+    assert len(seen) == 6
+    Path('out/linearized.pth').unlink()
+    told = run_script(*words, '--metric-images', '4')
+    assert told.returncode and 'remove that file' in told.stderr.splitlines()[-1]
+
+
+def test_a_score_of_a_random_head_is_real(detector, costs):
+    """The whole way without a fake score: an accuracy of some images."""
+    write_class_folders(detector / 'photos')
+    cfg = vit_with()
+    cfg.model.backbone.out_type = 'featmap'  # for the average of the classifier
+    for loader in (cfg.train_dataloader, cfg.val_dataloader):
+        loader.update(batch_size=4, num_workers=0, persistent_workers=False)
+    cfg.train_dataloader.dataset.update(data_root='photos', data_prefix='train')
+    cfg.val_dataloader.dataset.update(data_root='photos', data_prefix='val')
+    cfg.dump('vit.py')
+    metric = ('--metric', 'accuracy/top1', '--beam', '2', '--search-steps', '1')
+    words = (TOOL, 'vit.py', 'vit.pth', *AGENT, *QUICK, '--budget', '0.8', *metric)
+    out = output_of(*words, '--work-dir', 'out')
+    plan = json.loads(Path('out/hybrid.json').read_text())
+    assert 'accuracy/top1 is' in out and plan['metric_images'] == 4
+    assert all(score in (0, 25, 50, 75, 100) for score in plan['scores'].values())
+    told = run_script(*words[:-6], '--metric', 'accuracy/top9', '--work-dir', 'other')
+    assert "the evaluator gives no 'accuracy/top9', but accuracy/top1" in told.stderr
+    assert not Path('other/blocks.json').exists()
+
+
 def test_windows_that_reach_no_block_are_left_out_and_told(detector):
     vit_with(window_size=2, global_blocks=[2]).dump('windows.py')
     words = ('windows.py', 'vit.pth', '--for', 'detector.py', *AGENT, *QUICK, '--work-dir')
@@ -286,6 +341,16 @@ PSPNET = 'mmseg::pspnet/pspnet_r50-d8_4xb2-40k_cityscapes-512x1024.py'
         (('vit.py', 'vit.pth', '--for', PSPNET), f'{PSPNET}: .* strides 4, 8, 8, 8, which no'),
         (('vit.py', 'vit.pth', '--for', 'mmdet::a/b.py'), 'no config mmdet::a/b.py; similar ones'),
         (('vit.py', 'vit.pth', *HEAD, '--loss', 'task'), '--loss task needs a trained head'),
+        (
+            ('vit.py', 'vit.pth', *HEAD, '--keep', '1', '--metric', 'coco/bbox_mAP'),
+            '--metric coco/bbox_mAP needs a trained head, and vit.pth has none of mmlapl',
+        ),
+        (('vit.py', 'vit.pth', '--metric', 'mIoU'), '--metric mIoU is for --keep or --budget'),
+        (('vit.py', 'vit.pth', '--keep', '1', '--beam', '3'), '--beam 3 is for --metric'),
+        (
+            ('vit.py', 'vit.pth', '--keep', '1', '--backbone-only', '--metric', 'mIoU'),
+            '--metric mIoU needs a trained head; leave out --backbone-only',
+        ),
         (
             ('vit.py', 'vit.pth', '--for', 'detector.py', '--data', 'empty.py'),
             'empty.py has no images: it has no train_dataloader',
