@@ -1,15 +1,28 @@
 """What hybrids of softmax and linear attention keep: the tasks, the model and the runs."""
 
 import time
+from contextlib import ExitStack
 from functools import cache, partial
 from itertools import islice, product
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    FrozenSet,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from mmengine.model import BaseModel
 from mmengine.registry import MODELS
 from PIL import Image
 from torch import Tensor
@@ -20,6 +33,7 @@ from mmlaplace.lab.probes.results import append_result, by_key, key_of, read_res
 from mmlaplace.lab.side_by_side.attention_study import config_of
 from mmlaplace.linearizing import (
     Schedule,
+    TaskSearch,
     distill,
     fit,
     keep_weights,
@@ -27,7 +41,7 @@ from mmlaplace.linearizing import (
     softmax_blocks,
     softmax_places,
 )
-from mmlaplace.linearizing.hybrids import LEARN, MEASURE, harm_of
+from mmlaplace.linearizing.hybrids import LEARN, MEASURE, WHOLE, harm_of, put
 
 SIDE = 64  # of the training images; the large ones have twice that, and four times the tokens
 HOST = dict(
@@ -62,8 +76,10 @@ WINDOWS = dict(
 )
 # Which parts keep the values that they were built with, by the variant of a run.
 NEW_PARTS = {'new FFNs': ['.ffn.'], 'new attentions': ['.attn.'], 'both new': ['.ffn.', '.attn.']}
-# Attention, variant and number of kept blocks, the most important runs first.
-PLAN: List[List[Tuple[str, str, int]]] = [
+LABELS = 'labels, λ = '  # a variant that learns the task's loss, and attentions with this weight
+Run = Tuple[str, str, int]  # attention, variant and number of kept blocks
+# The most important runs first.
+PLAN: List[List[Run]] = [
     [(MAIN, 'harm', 0), (MAIN, 'harm', 2)],
     [(MAIN, 'new FFNs', 0), (MAIN, 'new attentions', 0)],
     [(name, 'harm', 0) for name in OTHERS],
@@ -86,12 +102,14 @@ class Data(NamedTuple):
 
     Attributes:
         train, small, large: Images and targets. Large ones have twice the side of small ones.
+        search: Those of the size of small ones by whose score blocks are chosen. No other has them.
         outputs: Classes or channels.
     """
 
     train: Tuple[Tensor, Tensor]
     small: Tuple[Tensor, Tensor]
     large: Tuple[Tensor, Tensor]
+    search: Tuple[Tensor, Tensor]
     outputs: int
 
 
@@ -108,34 +126,35 @@ def quarters(x: Tensor) -> Tensor:
 
 
 def read_textures(folder: Path) -> Data:
-    def split(name: str) -> Tuple[Tensor, Tensor]:
-        paths = sorted((folder / name).glob('*/*.png'))[:: 1 if name == 'train' else 5]
+    def split(name: str, first: int = 0) -> Tuple[Tensor, Tensor]:
+        paths = sorted((folder / name).glob('*/*.png'))[first :: 1 if name == 'train' else 5]
         names = [path.parent.name for path in paths]
         return pictures(paths), torch.tensor(np.unique(names, return_inverse=True)[1])
 
-    return Data(split('train'), split('val'), split(f'val_{2 * SIDE}'), 15)
+    return Data(split('train'), split('val'), split(f'val_{2 * SIDE}'), split('val', 1), 15)
 
 
 def read_fashion(folder: Path) -> Data:
-    def split(part: str, side: int, count: int) -> Tuple[Tensor, Tensor]:
-        images, classes = (torch.from_numpy(one[:count].copy()) for one in read_part(folder, part))
+    def split(part: str, side: int, count: int, first: int = 0) -> Tuple[Tensor, Tensor]:
+        chosen = slice(first, first + count)
+        images, classes = (torch.from_numpy(one[chosen].copy()) for one in read_part(folder, part))
         grown = F.interpolate(images[:, None].float(), size=(side, side), mode='bilinear')
         return grown.byte().expand(-1, 3, -1, -1), classes.long()
 
     small, large = (split('t10k', n * SIDE, 300) for n in (1, 2))
-    return Data(split('train', SIDE, 20000), small, large, 10)
+    return Data(split('train', SIDE, 20000), small, large, split('t10k', SIDE, 300, 300), 10)
 
 
 def read_dense(folder: Path, kind: str, mode: str, outputs: int) -> Data:
-    def split(name: str, count: Optional[int] = None) -> Tuple[Tensor, Tensor]:
-        paths = sorted((folder / 'images' / name).iterdir())[:count]
+    def split(name: str, *ends: Optional[int]) -> Tuple[Tensor, Tensor]:
+        paths = sorted((folder / 'images' / name).iterdir())[slice(*ends or (None,))]
         wanted = pictures([folder / kind / name / path.name for path in paths], mode)
         # Label 0, the soft edges, becomes 255, which no loss counts.
         return pictures(paths), wanted - 1 if mode == 'L' else wanted
 
-    images, wanted = split('validation', 40)
-    small = quarters(images), quarters(wanted)
-    return Data(split('training'), small, (images, wanted), outputs)
+    large, others = split('validation', 40), split('validation', 40, 80)
+    small, search = ((quarters(x), quarters(y)) for x, y in (large, others))
+    return Data(split('training'), small, large, search, outputs)
 
 
 READERS: Dict[str, Callable[[Path], Data]] = {
@@ -146,7 +165,7 @@ READERS: Dict[str, Callable[[Path], Data]] = {
 }
 
 
-class Model(nn.Module):
+class Model(BaseModel):
     """A backbone, and a linear on the mean of its map, or from each token to its pixels."""
 
     def __init__(self, cfg: dict, data: Data) -> None:
@@ -163,8 +182,12 @@ class Model(nn.Module):
     def neck(self, maps: Any) -> Tensor:
         return maps[-1].mean((2, 3))
 
-    def forward(self, images: Tensor) -> Tensor:
-        maps = self.backbone(images)
+    def forward(
+        self, inputs: Tensor, data_samples: Optional[Tensor] = None, mode: str = 'tensor'
+    ) -> Any:
+        if mode == 'loss':
+            return dict(loss=loss_of(self, (inputs, data_samples)))
+        maps = self.backbone(inputs)
         return self.head(self.neck(maps)) if self.decode is None else self.decode(maps[-1])
 
 
@@ -185,7 +208,15 @@ def batches_of(data: Data, seed: int, step: int = 0) -> Iterator[Tuple[Tensor, T
         step += 1
 
 
-def loss_of(model: Model, batch: Tuple[Tensor, Tensor]) -> Tensor:
+def images_of_batches(data: Data, seed: int, step: int) -> Iterator[Tensor]:
+    return (images for images, _ in batches_of(data, seed, step))
+
+
+def labelled_batches(data: Data, seed: int, step: int) -> Iterator[Dict[str, Tensor]]:
+    return (dict(inputs=x, data_samples=y) for x, y in batches_of(data, seed, step))
+
+
+def loss_of(model: Model, batch: Tuple[Tensor, Any]) -> Tensor:
     out, wanted = model(batch[0]), batch[1]
     if wanted.dim() == 4:
         return F.mse_loss(out, wanted.float() / 255) / 0.05
@@ -289,12 +320,37 @@ class Study:
         return Model(linear_config(self.host, old, plan, keep=keep), self.data(task))
 
     def harms(self, task: str, attention: str, variant: str, steps: int) -> dict:
+        return dict(harms=list(self.learned(task, attention, steps)[0].values()))
+
+    def learned(
+        self, task: str, attention: str, steps: int
+    ) -> Tuple[Dict[str, float], Dict[str, nn.Module]]:
+        """The harm of each block, and the attentions that have learned for it."""
         torch.manual_seed(0)
         old, new = self.trunk(task).backbone, self.swapped(task, attention).backbone
         places = softmax_places(old)
         keep_weights(new, old, places)
         images = [x for x, _ in islice(batches_of(self.data(task), 999), LEARN + MEASURE)]
-        return dict(harms=[harm_of(new, old, place, images, steps, LR) for place in places])
+        learned: Dict[str, nn.Module] = {}
+        harms = {p: harm_of(new, old, p, images, steps, LR, learned=learned) for p in places}
+        return harms, learned
+
+    def searched(self, task: str, attention: str, variant: str, steps: int) -> dict:
+        """The blocks that stay, by their number, if a score chooses; a beam is in the variant."""
+        model, (harms, learned) = self.trunk(task), self.learned(task, attention, steps)
+
+        def score_with(linear: FrozenSet[str]) -> float:
+            with ExitStack() as stack:
+                for place in linear:
+                    stack.enter_context(put(model.backbone, place, learned[place]))
+                return score(model, *self.data(task).search)
+
+        search = TaskSearch(score_with, beam=int(variant.rpartition(' ')[2]))
+        alike = dict.fromkeys(harms, 1.0)
+        costs = {WHOLE: dict(softmax=2.0, linear=1.0), 'softmax': alike, 'linear': alike}
+        plans = {keep: search(harms, costs, keep=keep).keep for keep in range(1, BLOCKS)}
+        kept = {n: [list(harms).index(p) for p in places] for n, places in plans.items()}
+        return dict(kept={str(n): blocks for n, blocks in kept.items()}, scores=search.scores)
 
     def hybrid(
         self,
@@ -315,8 +371,12 @@ class Study:
             names = dict(task=task, attention=attention, variant='harms', steps=HARM_STEPS)
             harms = self.run(self.harms, **names)['harms']
             order = sorted(range(BLOCKS), key=lambda block: -harms[block])
-        torch.manual_seed(seed)
         kept = sorted(order[:keep])
+        if keep and variant.startswith('task'):
+            beam = variant.partition(', beam ')[2] or '1'
+            names = dict(task=task, attention=attention, variant=f'search, beam {beam}')
+            kept = self.run(self.searched, **names, steps=HARM_STEPS)['kept'][str(keep)]
+        torch.manual_seed(seed)
         staying = softmax_blocks(list(places), kept)
         new = self.swapped(task, attention, variant, staying)
         changed = {place: i for place, i in places.items() if place not in staying}
@@ -331,20 +391,20 @@ class Study:
         keep_weights(new.backbone, old.backbone, changed)
         new.load_state_dict(again, strict=False)
         swapped = round(score(new, *data.small), 2)
-        done = distill(
-            new,
-            old,
-            changed,
-            lambda step: (x for x, _ in batches_of(data, seed, step)),
-            Schedule(layer_steps, whole_steps, LR),
-        )
+        schedule = Schedule(layer_steps, whole_steps, LR)
+        batches: Callable[[int], Iterator] = partial(images_of_batches, data, seed)
+        if variant.startswith(LABELS):
+            weight = float(variant[len(LABELS) :])
+            schedule = schedule._replace(loss='task', loss_weight=weight)
+            batches = partial(labelled_batches, data, seed)
+        done = distill(new, old, changed, batches, schedule)
         losses = {phase: made['losses'] for phase, made in done.items()}
         return dict(kept=kept, swapped=swapped, losses=losses, score=scores(new, data))
 
-    def run_all(self, tasks: Sequence[str]) -> None:
+    def run_all(self, tasks: Sequence[str], plan: Sequence[Sequence[Run]] = PLAN) -> None:
         """All runs, the most important first."""
         without = dict(layer_steps=0, whole_steps=sum(STEPS.values()))
-        for part in PLAN:
+        for part in plan:
             for task, seed, (attention, variant, keep) in product(tasks, SEEDS, part):
                 self.run(
                     self.hybrid,
