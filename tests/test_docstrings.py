@@ -20,6 +20,7 @@ SECTIONS = r'Args|Returns|Raises|Attributes|Cost|Published|Source|Examples?|Note
 # What modules with these starts of names import, and the library does without.
 NEEDS = {
     'mmlaplace.timm': 'timm',
+    'mmlaplace.transformers': 'transformers',
     'mmlaplace.models.ssd': 'mmdet',
     'mmlaplace.models.det_preprocessor': 'mmdet',
     'mmlaplace.models.seg_preprocessor': 'mmseg',

@@ -153,6 +153,7 @@ def test_prefix_tokens_are_those_of_timm(name, shapes, images):
 )
 def test_transformers_shows_what_is_wrong_with_a_backbone_or_an_image(options, message):
     need('transformers')
+    import_module('mmlaplace.timm')
     from transformers import TimmBackbone, TimmBackboneConfig
 
     options, image = dict(dict(backbone=SMALL), **options), torch.randn(1, 3, 2, SIDE)
@@ -160,3 +161,125 @@ def test_transformers_shows_what_is_wrong_with_a_backbone_or_an_image(options, m
         TimmBackbone(TimmBackboneConfig(**options))(image)
     with pytest.raises(ValueError, match=f'no released weights of {SMALL!r} are known'):
         TimmBackbone.from_pretrained(SMALL)
+
+
+VIT = dict(
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=64,
+    image_size=SIDE,
+    patch_size=16,
+)
+VITS = ('ViT', 'DINOv3ViT', 'Dinov2WithRegisters', 'SiglipVision', 'CLIPVision')
+
+
+def of_transformers(name, implementation, **options):
+    """A small model of transformers with random weights, always the same."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f'{name}Config')(
+        **VIT, **options, attn_implementation=implementation
+    )
+    return getattr(transformers, f'{name}Model')(config).eval()
+
+
+@pytest.mark.parametrize('name', VITS)
+def test_a_vit_of_transformers_takes_our_mixing_rules_by_name(name, images):
+    need('transformers')
+    from mmlaplace.transformers import NAMES
+
+    model = of_transformers(name, 'eager')
+    with torch.no_grad():  # a softmax of small logits is almost linear
+        for parameter in model.parameters():
+            parameter.mul_(8 if parameter.dim() == 2 else 1)
+    wanted, seen = model(images).last_hidden_state, []
+    for rule in NAMES:
+        model.set_attn_implementation(rule)
+        seen.append(model(images).last_hidden_state)
+        assert seen[-1].shape == wanted.shape and seen[-1].isfinite().all()
+        if rule == 'SoftmaxAttention':  # sums in another order, of large scores
+            torch.testing.assert_close(seen[-1], wanted, rtol=0, atol=1e-3)
+        elif rule != 'NystromformerAttention':  # which is softmax for few tokens
+            assert (seen[-1] - wanted).abs().max() > 1e-2, rule
+    # Some rules are alike without a map, such as MLLA's and LinearAttention's.
+    assert len({round(out.abs().sum().item(), 2) for out in seen}) > 10
+    model.train()(images).last_hidden_state.sum().backward()
+    inside = [p for n, p in model.named_parameters() if '.0.' in n and 'att' in n]
+    assert len(inside) >= 4 and all(p.grad is not None for p in inside)
+
+
+def called(name, *tensors, **options):
+    """What a rule of a name gives for queries, keys and values."""
+    from transformers import AttentionInterface
+
+    import mmlaplace.transformers  # noqa: F401  (registers them)
+
+    options = dict(dict(attention_mask=None), **options)
+    return AttentionInterface()[name](torch.nn.Identity(), *tensors, **options)
+
+
+def test_a_rule_scales_its_queries_repeats_its_keys_and_gives_no_weights():
+    need('transformers')
+    q, k, v = (torch.randn(2, heads, 9, 16) for heads in (4, 2, 2))
+    out, weights = called('SoftmaxAttention', q, k, v, scaling=0.5)
+    full = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.5, enable_gqa=True)
+    assert weights is None and out.is_contiguous()
+    torch.testing.assert_close(out, full.transpose(1, 2))
+    seen = torch.rand(2, 1, 9, 9) > 0.3
+    out, _ = called('SoftmaxAttention', q, k, v, attention_mask=seen)
+    full = torch.nn.functional.scaled_dot_product_attention(q, k, v, seen, enable_gqa=True)
+    torch.testing.assert_close(out, full.transpose(1, 2))
+    features = [torch.nn.functional.elu(x.repeat_interleave(n, 1)) + 1 for x, n in ((q, 1), (k, 2))]
+    kernel = features[0] @ features[1].mT
+    wanted = kernel / kernel.sum(-1, keepdim=True) @ v.repeat_interleave(2, 1)
+    torch.testing.assert_close(called('LinearAttention', q, k, v)[0], wanted.transpose(1, 2))
+
+
+def test_rules_with_options_get_a_name_and_those_with_weights_are_refused(images):
+    need('transformers')
+    import mmlaplace.transformers
+
+    gaussian = dict(type='KernelAttention', kernel='gaussian', normalization='rows')
+    mmlaplace.transformers.register('exact', gaussian)
+    mmlaplace.transformers.register('FLattenAttention')
+    mmlaplace.transformers.register('PerformerAttention')
+    q, k, v = (torch.randn(2, 4, 9, 16) for _ in range(3))
+    for name, power, width in (('exact', 2, 2 * 16**0.5), ('KernelAttention', 1, 4)):
+        distances = torch.cdist(q, k, power) ** power  # the default bandwidths, for d = 16
+        wanted = (-distances / width).softmax(-1) @ v
+        torch.testing.assert_close(called(name, q, k, v)[0], wanted.transpose(1, 2))
+    for name, tensor in (('FLatten', 'scale'), ('Performer', 'projection_matrix')):
+        with pytest.raises(ValueError, match=rf'{name}Attention has tensors of its own .{tensor}'):
+            called(f'{name}Attention', q, k, v)
+    for options, message in (
+        (dict(is_causal=True), 'LinearAttention has no causal form, which Identity asks for'),
+        (dict(attention_mask=torch.ones(2, 1, 9, 9)), r'no attention_mask .got .2, 1, 9, 9'),
+        (dict(dropout=0.1), 'LinearAttention has no matrix of weights to drop from, got dropout'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            called('LinearAttention', q, k, v, **options)
+    with pytest.raises(
+        ValueError, match='NystromformerAttention needs keys .* got 9 queries and 5'
+    ):
+        called('NystromformerAttention', q, k[:, :, :5], v[:, :, :5])
+
+
+@pytest.mark.slow
+def test_a_vit_of_transformers_with_our_rule_compiles_in_one_graph(images):
+    need('transformers')
+    import mmlaplace.transformers  # noqa: F401
+
+    model = of_transformers('DeiT', 'LinearAttention')
+    compiled = torch.compile(model, backend='aot_eager', fullgraph=True)
+    torch.testing.assert_close(
+        compiled(images).last_hidden_state, model(images).last_hidden_state, rtol=0, atol=1e-6
+    )
+
+
+def test_without_transformers_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.delitem(sys.modules, 'mmlaplace.transformers', raising=False)
+    monkeypatch.setitem(sys.modules, 'transformers', None)
+    with pytest.raises(ImportError, match='pip install transformers, in an environment without'):
+        import_module('mmlaplace.transformers')

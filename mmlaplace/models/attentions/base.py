@@ -382,7 +382,7 @@ class QKVAttention(BaseAttention):
 
         Of the map it is ``local``. The values ``v`` are of all tokens.
         """
-        return self.after_prefix(local)
+        return F.pad(local, (0, 0, self.num_prefix_tokens, 0))
 
     def apply_gate(self, out: Tensor, gate: Tensor) -> Tensor:
         """The output ``(B, N, C)`` times the gate."""
