@@ -404,7 +404,7 @@ def hybrid(args, cfg, old, new, places, batches, settings):
     if args.metric:
         learned = {}
         search = SearchOfTask(args, cfg, old, learned, settings)
-        choice = dict(choose=search.plan)
+        choice = dict(planner=search.plan)
     found = hybrids.measure_blocks(
         new.backbone.eval(),
         backbone,

@@ -310,7 +310,7 @@ def choose_measured(
     measure: Callable[[List[str]], float],
     keep: Optional[int] = None,
     budget: Optional[float] = None,
-    choose: Callable[..., Plan] = choose,
+    planner: Optional[Callable[..., Plan]] = None,
 ) -> Tuple[Plan, float]:
     """A plan, and the time of the whole hybrid as measured, which meets the budget.
 
@@ -321,13 +321,14 @@ def choose_measured(
         harms, costs, keep, budget: As in :func:`choose`.
         measure: Gives the time of the hybrid that keeps these softmax attentions, in units of the
             softmax model's.
-        choose: Gives a plan for ``harms, costs, keep, budget``, such as a :class:`TaskSearch`.
-            Default: :func:`choose`.
+        planner: Gives a plan for ``harms, costs, keep, budget``, such as a :class:`TaskSearch`.
+            Default: None, :func:`choose`.
 
     Raises:
         ValueError: As there, and if no hybrid meets the budget.
     """
-    plan = choose(harms, costs, keep, budget)
+    planner = planner or choose
+    plan = planner(harms, costs, keep, budget)
     measured = measure(plan.keep)
     while budget is not None and measured > budget:
         smallest = smallest_time(costs)
@@ -336,7 +337,7 @@ def choose_measured(
                 f'the budget {budget} cannot be met at this size: with all blocks linear that save '
                 f'time, {len(plan.linear)} of {len(harms)}, the measured time is {measured:.3f}'
             )
-        plan = choose(harms, costs, None, max(plan.time * budget / measured, smallest))
+        plan = planner(harms, costs, None, max(plan.time * budget / measured, smallest))
         measured = measure(plan.keep)
     return plan, measured
 
