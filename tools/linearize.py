@@ -129,6 +129,13 @@ def parse_arguments():
         metavar='KEY=VALUE',
         help='of the new attention; NAME.KEY=VALUE of one of several',
     )
+    parser.add_argument(
+        '--inherit',
+        choices=swapping.ANEW,
+        default='all',
+        help='weights that linear blocks take over; what they do not starts anew, to see what '
+        'copying is worth; default: %(default)s',
+    )
     default = Schedule()
     for name in ('layer_steps', 'whole_steps', 'lr', 'loss_weight'):
         value = getattr(default, name)
@@ -350,12 +357,12 @@ def swapped(cfg, old, args, keep=()):
     return new_cfg, new, swaps
 
 
-def take_over(new, old, linear):
-    """Copy all weights that fit into a new model. Returns the share of the backbone's."""
+def take_over(new, old, linear, inherit):
+    """Copy the weights that fit into a new model. Returns the share of the backbone's."""
     new.load_state_dict(
         {k: v for k, v in old.state_dict().items() if not k.startswith('backbone.')}, strict=False
     )
-    return swapping.keep_weights(new.backbone, old.backbone, linear).share
+    return swapping.keep_weights(new.backbone, old.backbone, linear, inherit).share
 
 
 class SearchOfTask:
@@ -494,7 +501,11 @@ def main() -> None:
     content = hashlib.sha256(text.encode()).hexdigest()
     old = build_model(cfg)
     settings = dict(
-        config_sha256=content, attention=args.attention, options=args.options, seed=args.seed
+        config_sha256=content,
+        attention=args.attention,
+        options=args.options,
+        seed=args.seed,
+        inherit=args.inherit,
     )
     schedule = Schedule(
         **{name: getattr(args, name, value) for name, value in Schedule()._asdict().items()}
@@ -523,7 +534,7 @@ def main() -> None:
         without_head = not args.backbone_only and 'missing' in str(error) and 'head.' in str(error)
         hint = '; of a file without a head, --backbone-only takes the backbone' * without_head
         parser.error(without_hint(error) + hint)
-    share = take_over(new, old, linear)
+    share = take_over(new, old, linear, args.inherit)
     # Errors of data end in one sentence, too.
     with first_checks(data, ('train',)), parser.refusing(ValueError, FloatingPointError):
         with DefaultScope.overwrite_default_scope(data.default_scope):
@@ -534,7 +545,7 @@ def main() -> None:
         new, old = new.to(args.device), old.to(args.device)
         if args.keep or args.budget:
             new_cfg, new, linear = hybrid(args, cfg, old, new, linear, batches, settings)
-            share = take_over(new, old, linear)
+            share = take_over(new, old, linear, args.inherit)
         takes = 'take' if args.names[1:] else 'takes'
         say(
             f'{" and ".join(args.names)} {takes} {len(linear)} of {len(places)} places of softmax; '

@@ -15,8 +15,13 @@ from ..models.attentions.softmax import SoftmaxAttention
 from ..models.attentions.window import WindowAttention
 from ..models.pyramid import PlainBackbone
 from ..models.pyramid.options import attention_class, takes
+from .losses import blocks_of
 
 SOFTMAX = (SoftmaxAttention, ScaledCosineAttention)  # and no class that derives from them
+
+
+# Parts of a block that start anew, by what it inherits.
+ANEW = dict(all=(), attention=('ffn',), ffn=('attn',), none=('attn', 'ffn'))
 
 
 class Kept(NamedTuple):
@@ -253,7 +258,9 @@ def _at(attn_cfg: dict, number: int) -> dict:
 
 
 @torch.no_grad()
-def keep_weights(new: nn.Module, old: nn.Module, places: Dict[str, int]) -> Kept:
+def keep_weights(
+    new: nn.Module, old: nn.Module, places: Dict[str, int], inherit: str = 'all'
+) -> Kept:
     """Copy all weights that fit into a new backbone.
 
     Tensors of the same name and shape are copied. The linears of queries, keys and values are
@@ -263,8 +270,18 @@ def keep_weights(new: nn.Module, old: nn.Module, places: Dict[str, int]) -> Kept
         new: The new backbone, with initial weights.
         old: The old one.
         places: Names of the attentions that differ, as :func:`softmax_places` gives them.
+        inherit: What the blocks of these attentions get from the old ones, beside their norms:
+            ``'all'``; ``'attention'`` without the FFNs, which keep their initial weights;
+            ``'ffn'`` without the attentions; or ``'none'`` of both. Default: 'all'.
+
+    Raises:
+        ValueError: For another ``inherit``.
     """
+    if inherit not in ANEW:
+        raise ValueError(f'inherit must be one of {", ".join(ANEW)}, got {inherit!r}')
     new_state, old_state = new.state_dict(), old.state_dict()
+    starts = tuple(f'{block}.{part}.' for block in blocks_of(places) for part in ANEW[inherit])
+    anew = {name: value.clone() for name, value in new_state.items() if name.startswith(starts)}
     # Inside of new windows, an attention has a longer name.
     inner = {
         place: f'{place}.attn' * isinstance(new.get_submodule(place), WindowAttention) or place
@@ -284,6 +301,9 @@ def keep_weights(new: nn.Module, old: nn.Module, places: Dict[str, int]) -> Kept
         mine, source = new.get_submodule(name), old.get_submodule(place)
         if isinstance(mine, QKVAttention) and isinstance(source, QKVAttention):
             _copy_projections(name, mine, source, new_state, old_state, kept)
+    for name, value in anew.items():
+        new_state[name].copy_(value)
+        kept[name][...] = False
     of_parameters = [kept[name] for name, _ in new.named_parameters()]
     share = sum(int(one.sum()) for one in of_parameters) / sum(one.numel() for one in of_parameters)
     return Kept(share, [name for name, one in kept.items() if not one.all()])

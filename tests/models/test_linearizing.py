@@ -41,6 +41,33 @@ def test_all_weights_but_those_of_new_parts_are_kept(host, name):
     torch.testing.assert_close(*embeds, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    ('inherit', 'anew'), [('attention', {'ffn'}), ('ffn', {'attn'}), ('none', {'attn', 'ffn'})]
+)
+def test_linear_blocks_inherit_what_is_asked_for(inherit, anew):
+    """The block that keeps softmax, and all outside of blocks, take over everything."""
+    old = build(HOSTS['Swin'])
+    places = linearizing.softmax_places(old)
+    keep = list(places)[:1]
+    cfg = linearizing.linear_config(HOSTS['Swin'], old, 'LinearAttention', keep=keep)
+    linear = {place: i for place, i in places.items() if place not in keep}
+    new, whole = build(cfg, seed=1), build(cfg, seed=1)
+    fresh = {name: value.clone() for name, value in new.state_dict().items()}
+    kept = linearizing.keep_weights(new, old, linear, inherit)
+    share = linearizing.keep_weights(whole, old, linear).share
+    assert 0 < kept.share < share
+    blocks = [place.partition('.attn')[0] for place in linear]
+    for name, value in new.state_dict().items():
+        block, part = '.'.join(name.split('.')[:4]), name.split('.')[4:5]
+        is_new = block in blocks and part[0] in anew
+        torch.testing.assert_close(
+            value, (fresh if is_new else whole.state_dict())[name], rtol=0, atol=0
+        )
+        assert not is_new or name in kept.new
+    with pytest.raises(ValueError, match="one of all, attention, ffn, none, got 'ffns'"):
+        linearizing.keep_weights(new, old, linear, 'ffns')
+
+
 def test_joined_linears_are_taken_apart_and_a_gate_starts_as_one():
     old = build(HOSTS['SigLIP'])
     places = linearizing.softmax_places(old)

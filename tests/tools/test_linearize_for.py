@@ -148,6 +148,17 @@ def test_one_command_makes_a_hybrid_detector_that_trains(detector, costs):
     assert train_and_predict(cfg, (64, 96), 2)['loss'] > 0
 
 
+def test_what_linear_blocks_inherit_is_an_option(detector, costs):
+    """Without FFNs fewer parameters are kept, also those of the hybrid that a search chose."""
+    shares = {}
+    for inherit in ('all', 'attention'):
+        words = ('--keep', '1', '--search-steps', '1', '--inherit', inherit)
+        out = output_of(*OWN, *words, '--work-dir', inherit)
+        shares[inherit] = json.loads(Path(inherit, 'linearized.json').read_text())['kept']
+        assert f"{100 * shares[inherit]:.1f} % of the backbone's parameters are kept" in out
+    assert shares['attention'] < shares['all']
+
+
 def test_a_budget_that_cannot_be_met_is_refused_before_harms_are_measured(
     detector, costs, monkeypatch
 ):
