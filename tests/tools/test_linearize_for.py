@@ -196,7 +196,9 @@ def test_blocks_are_chosen_by_the_score_of_the_head(detector, costs, monkeypatch
     assert len(seen) == 6 == len(plan['scores'])  # none, each of three, and each of two beside one
     assert softmax_of(MODELS.build(Config.fromfile('out/linearized.py').model.backbone)) == [1]
     Path('out/linearized.pth').unlink()
-    output_of(*words)
+    with monkeypatch.context() as patch:
+        patch.setattr(hybrids, 'harm_of', None)  # what has learned is kept
+        output_of(*words)
     assert len(seen) == 6
     Path('out/linearized.pth').unlink()
     told = run_script(*words, '--metric-images', '4')
@@ -218,6 +220,7 @@ def test_a_score_of_a_random_head_is_real(detector, costs):
     out = output_of(*words, '--work-dir', 'out')
     plan = json.loads(Path('out/hybrid.json').read_text())
     assert 'accuracy/top1 is' in out and plan['metric_images'] == 4
+    assert len(plan['scores']) == 7  # none, three blocks, and all three pairs, beside the best two
     assert all(score in (0, 25, 50, 75, 100) for score in plan['scores'].values())
     told = run_script(*words[:-6], '--metric', 'accuracy/top9', '--work-dir', 'other')
     assert "the evaluator gives no 'accuracy/top9', but accuracy/top1" in told.stderr
