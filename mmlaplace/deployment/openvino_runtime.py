@@ -8,8 +8,9 @@ This file needs openvino and numpy. It needs neither torch nor mmlaplace: a copy
 is enough on another machine.
 """
 
+from functools import cache
 from pathlib import Path
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import numpy as np
 
@@ -43,7 +44,11 @@ def library_path() -> Path:
 
 
 def core_with(library: Optional[Path] = None) -> Any:
-    """A ``Core`` of OpenVINO with our operators.
+    """A ``Core`` of OpenVINO with our operators, always the same one for a library.
+
+    It lives as long as the process. OpenVINO 2026.4 gives the thread a stack for signals with each
+    core. If the first of two cores ends before the second, that stack is gone, and the next signal
+    ends the process, such as that of a worker of torch's DataLoader which ends.
 
     Args:
         library: The library of the operators. Default: None, that of :func:`library_path` if it is
@@ -52,18 +57,27 @@ def core_with(library: Optional[Path] = None) -> Any:
     Raises:
         ValueError: If the library cannot be loaded, as one for another version.
     """
-    core = require_openvino().Core()
     path = library or library_path()
     if library is None and not path.exists():
-        return core
+        return _core_with('')
     try:
-        core.add_extension(str(path.resolve()))
+        return _core_with(str(path.resolve()))
     except RuntimeError as error:
         raise ValueError(
             f'{path} cannot be loaded into OpenVINO {version()}; build it for this version: '
             f'{BUILD} ({error})'
         ) from error
-    return core
+
+
+_CORES: List[Any] = []  # of this process, also those that a library could not be loaded into
+
+
+@cache
+def _core_with(library: str) -> Any:
+    _CORES.append(require_openvino().Core())
+    if library:
+        _CORES[-1].add_extension(library)
+    return _CORES[-1]
 
 
 def read_model(path: Path, core: Any) -> Any:

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, load_tool, micro_config, output_of, refusal_of
+from conftest import ROOT, load_tool, micro_config, output_of, refusal_of, run_python
 from exported_models import build
 from mmengine.config import Config
 from PIL import Image
@@ -103,3 +103,21 @@ def test_a_number_that_is_not_finite_in_bf16_is_an_error():
     assert judged([dict(scores=0.3)], about)['beyond_tolerance'] == []
     assert judged([dict(scores=float('nan'))], about)['beyond_tolerance'] == ['scores']
     assert judged([dict(scores=0.3)], dict(precision='fp32'))['beyond_tolerance'] == ['scores']
+
+
+def test_a_signal_after_two_cores_does_not_end_the_process():
+    """As the end of a worker of torch's DataLoader, whose handler runs on a stack of the thread."""
+    code = (
+        'import gc, os, signal\n'
+        'from mmlaplace.deployment.openvino_runtime import core_with, default_precision\n'
+        'seen = []\n'
+        'cores = [core_with(), core_with()]\n'
+        'list(map(default_precision, cores))\n'
+        'while cores: cores.pop(0), gc.collect()\n'
+        'signal.signal(signal.SIGCHLD, lambda *_: seen.append(1))\n'
+        'if not (child := os.fork()): os._exit(0)\n'
+        'os.waitpid(child, 0)\n'
+        'print("signals:", len(seen))\n'
+    )
+    result = run_python('-c', code)
+    assert (result.returncode, result.stdout) == (0, 'signals: 1\n'), result.stderr
