@@ -67,8 +67,10 @@ def search_table(results: Sequence[dict]) -> str:
         cells = []
         for task in TITLES:
             blocks = {kept.get((task, attention, one, keep)) for one in (way, SURROGATE)}
-            same = ' (the same blocks)' if len(blocks) == 1 and None not in blocks else ''
-            cells.append(difference(found, task, attention, way, keep) + same)
+            same = len(blocks) == 1 and None not in blocks
+            cells.append(
+                'the same blocks' if same else difference(found, task, attention, way, keep)
+            )
         rows.append([title, *cells])
     how = (
         'What the search by the score adds to the choice by the change of maps: differences of '
