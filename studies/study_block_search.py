@@ -21,7 +21,7 @@ from typing import Dict, List, Sequence, Tuple
 
 import torch
 from hybrids.study import LABELS, MAIN, SEEDS, SIDE, Run, Study
-from study_hybrids import TIMES, TITLES, cell, groups, mean_and_width, share_of_time
+from study_hybrids import TIMES, TITLES, cell, groups, mean_and_width, plot, share_of_time
 
 from mmlaplace.commands.command_line import ToolParser, read_json
 from mmlaplace.lab.figures import new_figure, save
@@ -133,16 +133,7 @@ def draw(results: Sequence[dict], times: dict, path: Path) -> None:
                     for keep in sorted(KEPT)
                     if (scores := found.get((task, attention, way, keep)))
                 ]
-                if points:
-                    panel.errorbar(
-                        *zip(*points),
-                        fmt='o' + line,
-                        ms=4,
-                        lw=1,
-                        capsize=2,
-                        color=colour,
-                        label=f'{short(attention)}, by {name}',
-                    )
+                plot(panel, points, colour, f'{short(attention)}, by {name}', line)
         panel.grid(alpha=0.3)
         panel.set_title(TITLES[task], fontsize=10)
     axes[0, 0].set_ylabel(f'at {2 * SIDE}²')

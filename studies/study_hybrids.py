@@ -16,7 +16,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from textwrap import fill
-from typing import Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import torch
 from hybrids.study import (
@@ -160,6 +160,13 @@ def share_of_time(times: dict, attention: str, keep: int) -> float:
     )
 
 
+def plot(panel: Any, points: Sequence[tuple], colour: str, label: str, line: str = '-') -> None:
+    """Draw points of a time, a mean and half the width of its interval, if there are any."""
+    if points:
+        style = dict(fmt=f'o{line}', ms=4, lw=1, capsize=2)
+        panel.errorbar(*zip(*points), color=colour, label=label, **style)
+
+
 def draw(results: Sequence[dict], times: dict, path: Path) -> None:
     """Scores over time."""
     found = groups(results)
@@ -175,16 +182,7 @@ def draw(results: Sequence[dict], times: dict, path: Path) -> None:
                 for keep in range(BLOCKS)
                 if (scores := found.get((task, attention, 'harm', keep)))
             ]
-            if points:
-                panel.errorbar(
-                    *zip(*points),
-                    fmt='o-',
-                    ms=4,
-                    lw=1,
-                    capsize=2,
-                    color=colour,
-                    label=short(attention),
-                )
+            plot(panel, points, colour, short(attention))
         panel.grid(alpha=0.3)
         if row == 0:
             panel.set_title(TITLES[task], fontsize=10)
