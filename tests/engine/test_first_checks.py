@@ -339,6 +339,7 @@ def test_names_of_classes_in_another_order_than_the_folders_are_refused(tmp_path
     for classes, message in (
         (('cat', 'bee', 'dog'), 'dataset are cat, bee, dog, and the 3 folders .* bee, cat, dog'),
         (('bee', 'cat'), 'the 2 classes of train_dataloader.dataset are bee, cat, and the 3 fold'),
+        (('bee', 'cow', 'dog'), 'dataset are bee, cow, dog, and the 3 folders .* bee, cat, dog'),
     ):
         loader['dataset']['metainfo'] = dict(classes=classes)
         cfg = Config(dict(default_scope='mmpretrain', train_dataloader=loader))
@@ -361,6 +362,18 @@ def test_a_validation_set_that_numbers_classes_otherwise_is_refused(tmp_path):
     write_folders(tmp_path / 'val', classes=('cat',))
     datasets['val'] = build('mmpretrain', config_of('mmpretrain', tmp_path / 'val'))
     assert len(check_data(datasets, model, 'mmpretrain')) == 2
+
+
+def test_a_validation_set_with_another_class_in_the_place_of_one_is_refused(tmp_path):
+    write_folders(tmp_path / 'train', classes=('bee', 'cat', 'dog'))
+    write_folders(tmp_path / 'val', classes=('bee', 'cow', 'dog'))
+    datasets = {
+        split: build('mmpretrain', config_of('mmpretrain', tmp_path / split))
+        for split in ('train', 'val')
+    }
+    message = r"class 1 is 'cat' of \S+train, and 'cow' of \S+val, as their classes are bee, cat"
+    with pytest.raises(FirstCheckError, match=message):
+        check_data(datasets, model_of('mmpretrain', 3), 'mmpretrain')
 
 
 @pytest.mark.parametrize('scope', ['mmpretrain', 'mmseg'])

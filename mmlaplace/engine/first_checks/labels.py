@@ -39,14 +39,17 @@ def _labels(leaf: Any) -> Iterator[Tuple[int, str]]:
 def check_folders(leaf: Any, split: str) -> None:
     """Compare the names of classes with the folders that mmpretrain numbers by the alphabet.
 
+    Names of which none is a folder's may be others for the same classes, such as for ImageNet's.
+
     Raises:
-        FirstCheckError: For other names than folders in number, and for the same in another order.
+        FirstCheckError: For other names than folders in number, and for names of which some are
+            folders', and not all in their order.
     """
     root, names = getattr(leaf, 'img_prefix', None), classes_of(leaf)
     if not names or not getattr(leaf, 'with_label', False) or not os.path.isdir(root or ''):
         return
     folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
-    other = sorted(names) == folders and list(names) != folders
+    other = bool(set(names) & set(folders)) and list(names) != folders
     if len(folders) != len(names) or other:
         raise FirstCheckError(
             f'the {len(names)} classes of {split}_dataloader.dataset are {shown(names)}, and the '
@@ -59,11 +62,23 @@ def check_same_folders(other: Any, split: str, train: Any) -> None:
     """Raise a FirstCheckError if two data sets number the same classes in other ways."""
     own, given = ({name: i for i, name in enumerate(classes_of(leaf))} for leaf in (train, other))
     shifted = [name for name in given if own.get(name, given[name]) != given[name]]
+    pairs = [pair for pair in zip(own, given) if pair[0] != pair[1]]
     if shifted:
         name = shifted[0]
-        raise FirstCheckError(
+        differs = (
             f'{name!r} is class {own[name]} of {source_of(train)}, and class {given[name]} of '
-            f'{source_of(other)}, as their classes are {shown(own)} and {shown(given)}; make the '
-            f'folders of both the same, or set the same metainfo=dict(classes=…) in train and '
-            f'{split}_dataloader.dataset'
+            f'{source_of(other)}'
         )
+    elif pairs:
+        mine, its = pairs[0]
+        differs = (
+            f'class {own[mine]} is {mine!r} of {source_of(train)}, and {its!r} of '
+            f'{source_of(other)}'
+        )
+    else:
+        return
+    raise FirstCheckError(
+        f'{differs}, as their classes are {shown(own)} and {shown(given)}; make the folders of '
+        'both the same, or set the same metainfo=dict(classes=…) in train and '
+        f'{split}_dataloader.dataset'
+    )
