@@ -35,7 +35,6 @@ Examples:
 
 import hashlib
 import shlex
-from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -390,9 +389,8 @@ class SearchOfTask:
         self.plan.score(frozenset())  # a metric that is not there ends the tool before all harms
 
     def score(self, linear):
-        with ExitStack() as stack:
-            for place in linear:
-                stack.enter_context(hybrids.put(self.model.backbone, place, self.learned[place]))
+        parts = {place: self.learned[place] for place in linear}
+        with hybrids.put_all(self.model.backbone, parts):
             return self.scorer(self.model)
 
     def write(self):

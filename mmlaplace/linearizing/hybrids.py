@@ -2,7 +2,7 @@
 
 import copy
 import json
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -64,6 +64,15 @@ def put(module: nn.Module, place: str, part: nn.Module) -> Iterator[None]:
         yield
     finally:
         setattr(holder, name, own)
+
+
+@contextmanager
+def put_all(module: nn.Module, parts: Mapping[str, nn.Module]) -> Iterator[None]:
+    """A context in which several submodules are others, by their names."""
+    with ExitStack() as stack:
+        for place, part in parts.items():
+            stack.enter_context(put(module, place, part))
+        yield
 
 
 class Passes(NamedTuple):

@@ -1,7 +1,6 @@
 """What hybrids of softmax and linear attention keep: the tasks, the model and the runs."""
 
 import time
-from contextlib import ExitStack
 from functools import cache, partial
 from itertools import islice, product
 from pathlib import Path
@@ -41,7 +40,7 @@ from mmlaplace.linearizing import (
     softmax_blocks,
     softmax_places,
 )
-from mmlaplace.linearizing.hybrids import LEARN, MEASURE, WHOLE, harm_of, put
+from mmlaplace.linearizing.hybrids import LEARN, MEASURE, WHOLE, harm_of, put_all
 
 SIDE = 64  # of the training images; the large ones have twice that, and four times the tokens
 HOST = dict(
@@ -340,9 +339,7 @@ class Study:
         model, (harms, learned) = self.trunk(task), self.learned(task, attention, steps)
 
         def score_with(linear: FrozenSet[str]) -> float:
-            with ExitStack() as stack:
-                for place in linear:
-                    stack.enter_context(put(model.backbone, place, learned[place]))
+            with put_all(model.backbone, {place: learned[place] for place in linear}):
                 return score(model, *self.data(task).search)
 
         search = TaskSearch(score_with, beam=int(variant.rpartition(' ')[2]))

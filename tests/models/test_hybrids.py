@@ -1,6 +1,5 @@
 """Hybrids keep those softmax blocks that matter; losses, batches and processes of linearizing."""
 
-import contextlib
 import copy
 import json
 from itertools import islice
@@ -75,9 +74,8 @@ def test_kept_blocks_stay_softmax_with_their_weights_at_any_size(host):
     for prefix in ('cls_tokens', 'class_tokens'):  # and registers
         assert getattr(new, prefix) == getattr(old, prefix)
     images = torch.randn(1, 3, 84, 112)
-    with contextlib.ExitStack() as stack:
-        for place in linear:  # with the old attentions back, it is the old model: the rest is kept
-            stack.enter_context(hybrids.put(new, place, old.get_submodule(place)))
+    # With the old attentions back, it is the old model: the rest is kept.
+    with hybrids.put_all(new, {place: old.get_submodule(place) for place in linear}):
         torch.testing.assert_close(new(images), old(images))
 
 
