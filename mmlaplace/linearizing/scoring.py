@@ -4,7 +4,7 @@ import io
 import logging
 import math
 from contextlib import contextmanager, redirect_stdout
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator
 
 import torch
 from mmengine.config import Config
@@ -14,21 +14,9 @@ from mmengine.registry import DATASETS, DefaultScope
 from mmengine.runner import Runner
 from torch.utils.data import Subset
 
+from ..engine.first_checks.leaves import evenly
+
 LESS_IS_BETTER = ('loss', 'error')  # in the name of a metric
-
-
-def spread(count: int, wanted: int) -> List[int]:
-    """Indices from 0 on that lie evenly among ``count``, at most so many as are wanted.
-
-    Data sets often have an order, such as that of their classes.
-
-    Examples:
-        >>> from mmlaplace.linearizing.scoring import spread
-        >>> spread(10, 4), spread(2, 4)
-        ([0, 2, 5, 7], [0, 1])
-    """
-    wanted = min(count, wanted)
-    return [number * count // wanted for number in range(wanted)]
 
 
 @contextmanager
@@ -75,7 +63,7 @@ class Scorer:
             dataset = DATASETS.build(loader['dataset'])
             if hasattr(dataset, 'full_init'):
                 dataset.full_init()
-            chosen = spread(len(dataset), images)
+            chosen = evenly(len(dataset), images)
             loader.update(dataset=Subset(dataset, chosen))
             self.loader = Runner.build_dataloader(loader)
             self.evaluator = Evaluator(cfg.val_evaluator)

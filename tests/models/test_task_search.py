@@ -9,8 +9,8 @@ from mmengine.config import Config
 from mmengine.model import BaseModel
 from own_data import write_class_folders, write_coco
 
+from mmlaplace.engine.first_checks.leaves import evenly
 from mmlaplace.linearizing import Scorer, TaskSearch, choose, hybrids
-from mmlaplace.linearizing.scoring import spread
 from mmlaplace.models import LinearAttention, SoftmaxAttention
 
 HARMS = dict(a=0.4, b=0.1, c=0.2, d=0.3)
@@ -138,7 +138,7 @@ class Maps(torch.nn.Module):
 
 
 def test_images_lie_evenly_in_the_data_set():
-    assert spread(10, 4) == [0, 2, 5, 7] and spread(3, 9) == [0, 1, 2] and spread(0, 2) == []
+    assert evenly(10, 4) == [0, 3, 6, 9] and evenly(3, 9) == [0, 1, 2] and evenly(0, 2) == []
 
 
 class Told(BaseModel):
